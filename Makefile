@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# make demo   the main job: a real guest reads and writes a disk that sluice serves
+# make test   everything that CI runs; installs what it needs
+# make help   the rest
+
+export CGO_ENABLED = 0
+GO ?= go
+PACKAGES = ./...
+
+.PHONY: all build cross demo test check unit race peers guest bench soak fuzz deps lint clean help
+
+all: build
+
+help:
+	@grep -E '^# make|^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^# //; s/:.*## /\t/'
+
+build: ## the static binary, bin/sluice
+	$(GO) build -trimpath -ldflags '-s -w' -o bin/sluice ./cmd/sluice
+
+cross: ## the same for both architectures that are supported
+	GOARCH=amd64 $(GO) build -trimpath -o /dev/null ./cmd/sluice
+	GOARCH=arm64 $(GO) build -trimpath -o /dev/null ./cmd/sluice
+	GOARCH=arm64 $(GO) vet $(PACKAGES)
+
+deps: ## installs the Debian packages that demo and test need
+	@scripts/deps.sh
+
+demo: deps build ## a guest under QEMU does its work on a disk of ours, and a table of figures
+	bin/sluice demo
+
+test: deps check unit race guest ## all that CI runs
+	@echo "make test: all passed"
+
+check: lint cross build
+
+lint: ## gofmt, go vet, staticcheck
+	scripts/lint.sh
+
+unit: ## every package's tests, with the fuzz seeds and the real peers
+	scripts/gotest.sh unit -timeout 10m -count=1 -p 2 $$($(GO) list ./... | grep -v /tests/guest)
+
+race: ## with the race detector, all but what shares rings with the kernel or a guest
+	CGO_ENABLED=1 scripts/gotest.sh race -race -timeout 10m -count=1 -p 2 $$($(GO) list ./... | grep -v /tests/)
+
+guest: build ## boots guests: the demo's test shortened, and the ring suites on the guest's kernel
+	scripts/gotest.sh guest -timeout 15m -count=1 -p 1 ./tests/guest/...
+
+fuzz: ## each fuzz target for a minute
+	scripts/fuzz.sh 60s
+
+soak: build ## the long tests
+	SLUICE_SOAK=1 scripts/gotest.sh soak -timeout 3h -count=1 -p 1 ./...
+
+bench: deps build ## the figures of docs/BENCHMARKING.md, interleaved with the peer's
+	scripts/bench.sh
+
+clean:
+	rm -rf bin build
