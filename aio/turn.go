@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package aio
+
+const (
+	// roundsMax bounds how often a turn runs the completions that completions caused, and the end work that end work
+	// caused. A chain of requests that are all answered at once would otherwise keep everybody else waiting. What is left
+	// is done in the next turn, before which the loop does not sleep.
+	roundsMax = 64
+	// skipsMax bounds how many turns in a row may leave the poller unasked because there was work at hand already: a disk
+	// that completes in the act of submission must not shut out the sockets and kicks, and asking costs one call.
+	skipsMax = 8
+)
+
+// TurnEnder does work that is worth doing once for everything that happened in a turn, such as telling a guest of a batch
+// of completions.
+type TurnEnder interface {
+	// EndTurn is called on the loop after all handlers of the turn and before the engines hand over their queues.
+	EndTurn()
+}
+
+// TurnEnd is one piece of end-of-turn work. It is meant to be embedded in its owner and used again and again.
+type TurnEnd struct {
+	H TurnEnder
+
+	next  *TurnEnd
+	asked bool
+}
+
+// turnEnds is a first-in, first-out list.
+type turnEnds struct{ head, tail *TurnEnd }
+
+// AtTurnEnd has t.H.EndTurn called at the end of this turn, once however often it is asked for. Asked for inside an
+// EndTurn it is still done in the same turn. Outside a turn it is done at the end of the next, which comes at once.
+//
+// Must be called on the loop, or before it runs.
+func (l *Loop) AtTurnEnd(t *TurnEnd) {
+	l.assertOnLoop()
+	if t.asked {
+		return
+	}
+	t.asked, t.next = true, nil
+	if l.ends.tail == nil {
+		l.ends.head = t
+	} else {
+		l.ends.tail.next = t
+	}
+	l.ends.tail = t
+}
+
+// CompleteLater has r.Finish(err) called on the loop, in this turn if its handlers are not all done, else in the next,
+// and never inside CompleteLater. Outcomes are told in the order of these calls. The request must be in no other list.
+//
+// Must be called on the loop, or before it runs.
+func (l *Loop) CompleteLater(r *Request, err error) {
+	l.assertOnLoop()
+	r.err = err
+	l.done.push(r)
+}
+
+// turn waits for at most limit nanoseconds (below 0: for ever) and does one turn's work.
+func (l *Loop) turn(limit int64) {
+	l.wait(limit)
+	l.work()
+}
+
+// work is a turn after its wait: take what completed, call back, do the end work, queue what it all caused. The next wait
+// hands that to the kernel.
+func (l *Loop) work() {
+	l.now = nanotime()
+	l.inTurn = true
+	l.counters.Turns++
+	l.reapEngines()
+	l.runPosted()
+	l.runCQEs()
+	l.runDone()
+	l.runReady()
+	l.runTimers()
+	l.runDone()
+	l.runEnds()
+	l.flushEngines()
+	l.inTurn = false
+}
+
+// wait ends when there is something to do.
+func (l *Loop) wait(limit int64) {
+	// Linux AIO on a memory file system completes inside the submission, which was a moment ago.
+	l.reapEngines()
+	timeout := l.timeout(limit)
+	if timeout == 0 && l.skipped < skipsMax && l.more() && !l.poller.pending() {
+		l.skipped++
+		l.awake()
+		return
+	}
+	l.skipped = 0
+	if timeout != 0 && l.window > 0 && l.poll(timeout) {
+		l.awake()
+		return
+	}
+	if timeout != 0 && !l.state.CompareAndSwap(stateAwake, stateAsleep) {
+		timeout = 0
+	}
+	if timeout == 0 {
+		l.note(l.poller.wait(0))
+	} else {
+		l.sleep(timeout)
+	}
+	l.awake()
+}
+
+// awake makes the loop's state awake: what is published from here on is not seen by this turn unless by chance.
+func (l *Loop) awake() {
+	if l.state.Load() != stateAwake {
+		l.state.Store(stateAwake)
+	}
+}
+
+// timeout is how long a wait may take: nothing when work is at hand, until the first timer, or limit.
+func (l *Loop) timeout(limit int64) int64 {
+	if l.more() {
+		return 0
+	}
+	if len(l.timers) == 0 {
+		return limit
+	}
+	left := max(l.timers[0].at-nanotime(), 0)
+	if limit >= 0 {
+		left = min(left, limit)
+	}
+	return left
+}
+
+// more tells whether work is at hand that no wait needs to bring.
+func (l *Loop) more() bool {
+	return l.done.n > 0 || len(l.ready) > 0 || l.ends.head != nil || len(l.cqes) > 0
+}
+
+func (l *Loop) note(err error) {
+	if err != nil && l.failure == nil {
+		l.failure = err
+	}
+}
+
+func (l *Loop) reapEngines() {
+	for _, e := range l.engines {
+		if e != nil {
+			e.reap()
+		}
+	}
+}
+
+// runDone tells the outcomes, and those that this causes.
+func (l *Loop) runDone() {
+	for range roundsMax {
+		round := l.done
+		if round.n == 0 {
+			return
+		}
+		l.done = requestList{}
+		for r := round.pop(); r != nil; r = round.pop() {
+			err := r.err
+			r.err = nil
+			r.Finish(err)
+		}
+	}
+}
+
+func (l *Loop) runEnds() {
+	for range roundsMax {
+		t := l.ends.head
+		if t == nil {
+			return
+		}
+		l.ends = turnEnds{}
+		for t != nil {
+			next := t.next
+			t.next, t.asked = nil, false // before the call, which may ask again
+			t.H.EndTurn()
+			t = next
+		}
+	}
+}
+
+// poll looks for work without sleeping, for the length of the window at most. It tells whether it found any.
+func (l *Loop) poll(timeout int64) bool {
+	end := nanotime() + l.window
+	for {
+		l.note(l.poller.wait(0))
+		l.reapEngines()
+		if l.more() || l.failure != nil || l.state.Load() == stateNotified {
+			return true
+		}
+		now := nanotime()
+		if now >= end || timeout > 0 && now >= end-l.window+timeout {
+			return false
+		}
+	}
+}
+
+// windowMin is the first step of the polling window: below it looking costs more than it can find.
+const windowMin = 4_000
+
+// sleep waits, and moves the polling window: towards PollMax when the event came soon enough that polling would have met
+// it, to nothing when it did not.
+func (l *Loop) sleep(timeout int64) {
+	l.counters.Sleeps++
+	limit := int64(l.opts.PollMax)
+	if limit == 0 {
+		l.note(l.poller.wait(timeout))
+		return
+	}
+	began := nanotime()
+	l.note(l.poller.wait(timeout))
+	switch slept := nanotime() - began; {
+	case slept > limit:
+		l.window = 0
+	case slept > l.window:
+		l.window = min(max(2*l.window, windowMin), limit)
+	}
+}
