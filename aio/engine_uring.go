@@ -4,6 +4,7 @@ package aio
 
 import (
 	"fmt"
+	"syscall"
 
 	"github.com/sluice-blk/sluice/uring"
 )
@@ -139,6 +140,10 @@ func bounded(v IOVec) []byte {
 // complete takes what the kernel answered. The poller calls it while it takes completions.
 func (e *uringEngine) complete(r *Request, res int64) {
 	e.flying--
+	if res == -int64(syscall.EOPNOTSUPP) && r.Op == OpWriteZeroes && r.stage == stageFirst {
+		e.l.offload(r) // the threads know other ways to zeros
+		return
+	}
 	if !e.l.settle(&e.count, r, res) {
 		e.waiting.push(r)
 	}

@@ -84,7 +84,11 @@ type Request struct {
 	err   error
 	file  *File
 	moved int64 // bytes done so far, when the kernel did only a part
+	res   int64 // what the last transfer answered, where an engine has to carry it from another thread
 	slot  uint32
+	stage stage
+	step  step
+	tries uint8 // answers of EINTR and EAGAIN in a row
 }
 
 // Intercept lets a layer see the request on its way back, before everybody above it: c.Complete is called in place of the
@@ -150,4 +154,19 @@ func (q *requestList) pushFront(r *Request) {
 		q.tail = r
 	}
 	q.n++
+}
+
+// append moves all of other behind what is here.
+func (q *requestList) append(other *requestList) {
+	if other.head == nil {
+		return
+	}
+	if q.tail == nil {
+		q.head = other.head
+	} else {
+		q.tail.next = other.head
+	}
+	q.tail = other.tail
+	q.n += other.n
+	*other = requestList{}
 }
