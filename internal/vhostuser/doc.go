@@ -22,8 +22,9 @@
 //
 // # Rings
 //
-// A ring runs when features are acknowledged, it has a size, addresses, and a kick descriptor, there is a table of
-// memory, and it is enabled (which it is by itself unless VHOST_USER_F_PROTOCOL_FEATURES is negotiated). The message
+// A ring runs when features are acknowledged, it has a size, addresses, a base and a kick descriptor, there is a table
+// of memory, and it is enabled (which it is by itself unless VHOST_USER_F_PROTOCOL_FEATURES is negotiated). The base is
+// waited for because to begin at a wrong one would be to do old requests again. The message
 // that completes it starts it, and is the one that is refused when it cannot be started; the values stay, so that a
 // later message that mends them starts it. GET_VRING_BASE stops it until it is given a kick descriptor again, or, for
 // front-ends that only pause, until it is disabled and enabled again with the very base that was answered and nothing

@@ -38,6 +38,7 @@ type ring struct {
 	size    uint16 // 0: not said yet
 	placed  bool   // addr was said
 	addr    VringAddr
+	based   bool   // base was said, or answered
 	base    uint16 // next available entry; while the ring runs the device knows better
 	enable  enabling
 	kicking kickState

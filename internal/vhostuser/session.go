@@ -206,7 +206,8 @@ func (s *session) ringOf(index uint32) (*ring, error) {
 // whole tells whether the ring has everything that it needs to run.
 func (s *session) whole(r *ring) bool {
 	enabled := r.enable == enableOn || r.enable == enableUnsaid && s.features&FeatureProtocolFeatures == 0
-	return s.acked && s.mem != nil && enabled && r.size != 0 && r.placed && r.kicking == kickReady
+	return s.acked && s.mem != nil && enabled && r.size != 0 && r.placed && r.based &&
+		r.kicking == kickReady
 }
 
 // start starts the ring when it is whole and does not run. An error means that it is whole and yet cannot run.
@@ -270,9 +271,14 @@ func (s *session) anyRunning() bool {
 	return false
 }
 
-// setMem makes m, which may be nil, the table and releases the old one. It takes over the caller's reference. Rings
-// that m has no room for are stopped; rings that waited for it are started, and the error tells which could not be.
+// setMem makes m the table and releases the old one. It takes over the caller's reference. An empty table is none: rings
+// wait for the first region. Rings that m has no room for are stopped; rings that waited for it are started, and the
+// error tells which could not be.
 func (s *session) setMem(m *guestmem.Map) error {
+	if len(m.Regions()) == 0 {
+		m.Release()
+		m = nil
+	}
 	for i := range s.rings {
 		r := &s.rings[i]
 		if !r.running {

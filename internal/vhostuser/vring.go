@@ -78,7 +78,7 @@ func (s *session) setVringBase(m *message) error {
 	} else {
 		r.unrest()
 	}
-	r.base = uint16(num)
+	r.base, r.based = uint16(num), true
 	return s.start(r)
 }
 
