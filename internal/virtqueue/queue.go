@@ -202,7 +202,7 @@ func (q *Queue) EnableKicks() (more bool) {
 		return false
 	}
 	if q.eventIdx {
-		// Two bytes and no more: they may be the last ones of the memory.
+		// Two bytes and no more: what stands behind them is the guest's own.
 		StoreRelease16(q.ring.availEvent(), q.nextAvail)
 	} else {
 		StoreRelease16(q.ring.usedFlags(), 0)

@@ -107,7 +107,7 @@ func (r *ring) usedFlags() *uint16 { return (*uint16)(r.used) }
 
 func (r *ring) usedIdx() *uint16 { return word(r.used, 2) }
 
-// availEvent is our word at the end of the ring that we write. Two bytes may be all that is left of the memory there.
+// availEvent is our word at the end of the ring that we write. What stands behind its two bytes is the guest's own.
 func (r *ring) availEvent() *uint16 { return word(r.used, 4+8*uintptr(r.size)) }
 
 // head is the available ring's entry for the index i, of which the low bits count.
