@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vhostblk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/sluice-blk/sluice/aio"
+	"github.com/sluice-blk/sluice/internal/block"
+	"github.com/sluice-blk/sluice/internal/guestmem"
+	"github.com/sluice-blk/sluice/internal/proto/virtioblk"
+	"github.com/sluice-blk/sluice/internal/vhostuser"
+)
+
+// MaxQueues bounds the virtqueues of one disk: a vhost-user message names a queue in eight bits.
+const MaxQueues = 256
+
+// Options say how a disk looks to the guest. The zero value gives one queue a loop and 512-byte logical blocks.
+type Options struct {
+	Serial       string      // what GET_ID answers, at most virtioblk.IDBytes bytes
+	Queues       int         // virtqueues offered; 0: one a loop
+	Loops        []*aio.Loop // queue i runs on Loops[i % len(Loops)]; they must be running
+	LogicalBlock int         // bytes, a power of two from 512; 0: what the handle prefers
+	// OnBroken hears of a queue that was stopped because it can no longer be trusted. It is called on a goroutine of
+	// its own. Nil: nobody hears of it.
+	OnBroken func(queue int, err error)
+}
+
+// Device is one virtio-blk device. Its methods are called by one control goroutine at a time (the vhost-user session);
+// Stats may be called from any goroutine.
+type Device struct {
+	handle   *block.Handle
+	opts     Options
+	info     block.Info
+	capacity uint64 // sectors; bytes behind the last whole one cannot be told to a guest
+	offered  uint64 // feature bits
+
+	faces  []*block.HandleQueue // the handle's face on each of opts.Loops
+	bells  []*ringer            // one a loop
+	queues []*queue             // by virtqueue index; nil: not started
+
+	mu       sync.Mutex // guards what Stats reads: queues and gone
+	gone     QueueStats // sums of queues that have stopped
+	features uint64
+	wce      bool // the guest's choice, or what the node does
+}
+
+var _ vhostuser.Device = (*Device)(nil)
+
+// New makes the device and its face of the handle on every loop. It borrows the handle and the loops until Close.
+func New(h *block.Handle, o *Options) (*Device, error) {
+	d := &Device{handle: h, opts: *o, info: h.Info()}
+	d.capacity = uint64(d.info.Size) / virtioblk.SectorSize
+	if len(d.opts.Loops) == 0 {
+		return nil, errors.New("make virtio-blk device: no loop to run on")
+	}
+	if d.opts.Queues == 0 {
+		d.opts.Queues = len(d.opts.Loops)
+	}
+	if d.opts.Queues < 1 || d.opts.Queues > MaxQueues {
+		return nil, fmt.Errorf("make virtio-blk device: %d queues (want 1 to %d)", d.opts.Queues, MaxQueues)
+	}
+	if len(d.opts.Serial) > virtioblk.IDBytes {
+		return nil, fmt.Errorf("make virtio-blk device: serial %q is longer than %d bytes", d.opts.Serial, virtioblk.IDBytes)
+	}
+	if d.opts.LogicalBlock == 0 {
+		d.opts.LogicalBlock = max(d.info.LogicalBlock, virtioblk.SectorSize)
+	}
+	if b := d.opts.LogicalBlock; b < virtioblk.SectorSize || b&(b-1) != 0 || b > 1<<20 {
+		return nil, fmt.Errorf("make virtio-blk device: logical block of %d bytes (want a power of two from 512 to 1M)", b)
+	}
+	d.wce = d.info.WriteCache
+	d.offered = d.offer()
+	d.queues = make([]*queue, d.opts.Queues)
+	for _, l := range d.opts.Loops {
+		face, err := d.faceOn(l)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("make virtio-blk device: %w", err), d.Close())
+		}
+		d.faces = append(d.faces, face)
+		d.bells = append(d.bells, newRinger())
+	}
+	return d, nil
+}
+
+func (d *Device) faceOn(l *aio.Loop) (face *block.HandleQueue, err error) {
+	err = l.Call(context.Background(), func() error {
+		face, err = d.handle.Queue(l)
+		return err
+	})
+	return face, err
+}
+
+// Close gives back the faces. Every queue must have been stopped.
+func (d *Device) Close() error {
+	var errs []error
+	for i, face := range d.faces {
+		errs = append(errs, d.opts.Loops[i].Call(context.Background(), face.Close), d.bells[i].close())
+	}
+	d.faces, d.bells = nil, nil
+	return errors.Join(errs...)
+}
+
+// Features tells what the device offers (virtio 1.3, 5.2.3).
+func (d *Device) Features() uint64 { return d.offered }
+
+// offer decides what is offered: nothing that the node cannot do.
+func (d *Device) offer() uint64 {
+	f := uint64(virtioblk.FeatureSegMax | virtioblk.FeatureBlkSize | virtioblk.FeatureTopology)
+	if d.opts.Queues > 1 {
+		f |= virtioblk.FeatureMQ
+	}
+	if d.info.Flush != block.None {
+		f |= virtioblk.FeatureFlush | virtioblk.FeatureConfigWCE
+	}
+	if d.info.ReadOnly {
+		return f | virtioblk.FeatureRO
+	}
+	if d.info.Discard != block.None {
+		f |= virtioblk.FeatureDiscard
+	}
+	if d.info.WriteZeroes != block.None {
+		f |= virtioblk.FeatureWriteZeroes
+	}
+	return f
+}
+
+// NumQueues is the number of virtqueues offered.
+func (d *Device) NumQueues() int { return d.opts.Queues }
+
+// SetFeatures settles the write cache: who cannot flush gets a write-through disk (virtio 1.3, 5.2.6.2).
+func (d *Device) SetFeatures(negotiated uint64) error {
+	d.features = negotiated
+	d.applyWriteCache()
+	return nil
+}
+
+// applyWriteCache makes the handle do what the guest believes. With CONFIG_WCE the configuration byte says it; without,
+// a driver that negotiated FLUSH must expect a volatile cache, and one that did not will never flush.
+func (d *Device) applyWriteCache() {
+	on := d.wce
+	if d.features&virtioblk.FeatureFlush == 0 {
+		on = false
+	} else if d.features&virtioblk.FeatureConfigWCE == 0 {
+		on = d.info.WriteCache
+	}
+	d.handle.SetWriteCache(on)
+}
+
+// ReadConfig fills p from the configuration space at offset (virtio 1.3, 5.2.4).
+func (d *Device) ReadConfig(offset uint32, p []byte) error {
+	c := d.config()
+	return c.ReadAt(p, offset)
+}
+
+// WriteConfig takes the one byte that a driver may write: writeback, where CONFIG_WCE was negotiated.
+func (d *Device) WriteConfig(offset uint32, p []byte) error {
+	if offset != virtioblk.OffsetWriteback || len(p) != 1 {
+		return fmt.Errorf("write %d bytes at %d of the configuration space: only writeback can be written", len(p), offset)
+	}
+	if d.features&virtioblk.FeatureConfigWCE == 0 {
+		return errors.New("write the writeback byte: CONFIG_WCE was not negotiated")
+	}
+	if p[0] > 1 {
+		return fmt.Errorf("write the writeback byte: value %d (want 0 or 1)", p[0])
+	}
+	d.wce = p[0] == 1
+	d.applyWriteCache()
+	return nil
+}
+
+// Limits of one discard or write of zeroes. Two gibibytes keep a single request from holding a worker for long; sixteen
+// segments are what Linux merges into one request at most without asking for more.
+const (
+	maxRangeSectors  = 2 << 30 / virtioblk.SectorSize
+	maxRangeSegments = 16
+)
+
+func (d *Device) config() virtioblk.Config {
+	c := virtioblk.Config{
+		Capacity:  d.capacity,
+		SegMax:    segMax,
+		BlkSize:   uint32(d.opts.LogicalBlock),
+		NumQueues: uint16(d.opts.Queues),
+	}
+	if p := d.info.PhysicalBlock; p > d.opts.LogicalBlock {
+		for 1<<c.PhysicalBlockExp*d.opts.LogicalBlock < p {
+			c.PhysicalBlockExp++
+		}
+	}
+	if d.info.OptimalIO > 0 {
+		c.OptIOSize = uint32(d.info.OptimalIO / d.opts.LogicalBlock)
+	}
+	if d.wce {
+		c.Writeback = 1
+	}
+	align := max(d.info.DiscardAlign, int64(d.opts.LogicalBlock)) / virtioblk.SectorSize
+	if d.offered&virtioblk.FeatureDiscard != 0 {
+		c.MaxDiscardSectors, c.MaxDiscardSeg = maxRangeSectors, maxRangeSegments
+		c.DiscardSectorAlignment = uint32(align)
+	}
+	if d.offered&virtioblk.FeatureWriteZeroes != 0 {
+		c.MaxWriteZeroesSectors, c.MaxWriteZeroesSeg = maxRangeSectors, maxRangeSegments
+		if d.info.Discard != block.None {
+			c.WriteZeroesMayUnmap = 1
+		}
+	}
+	return c
+}
+
+// StartQueue makes the queue on its loop and looks at the ring at once, since kicks may have come before.
+func (d *Device) StartQueue(v vhostuser.Vring) error {
+	if v.Index < 0 || v.Index >= len(d.queues) {
+		return fmt.Errorf("start queue %d: the disk has %d", v.Index, len(d.queues))
+	}
+	if d.queues[v.Index] != nil {
+		return fmt.Errorf("start queue %d: it runs already", v.Index)
+	}
+	at := v.Index % len(d.opts.Loops)
+	q, err := newQueue(d, v, at)
+	if err != nil {
+		return fmt.Errorf("start queue %d: %w", v.Index, err)
+	}
+	if err := q.loop.Call(context.Background(), q.start); err != nil {
+		q.release()
+		return fmt.Errorf("start queue %d: %w", v.Index, err)
+	}
+	d.mu.Lock()
+	d.queues[v.Index] = q
+	d.mu.Unlock()
+	return nil
+}
+
+// StopQueue returns when nothing of the queue is in flight; what was completed stands in the used ring by then.
+func (d *Device) StopQueue(index int) (lastAvail uint16, err error) {
+	if index < 0 || index >= len(d.queues) || d.queues[index] == nil {
+		return 0, fmt.Errorf("stop queue %d: it does not run", index)
+	}
+	q := d.queues[index]
+	q.loop.Post(q.stop)
+	<-q.stopped
+	d.mu.Lock()
+	d.gone.add(&q.stats)
+	d.queues[index] = nil
+	d.mu.Unlock()
+	lastAvail = q.vq.LastAvail()
+	q.release()
+	return lastAvail, nil
+}
+
+// SetMem moves every running queue to a new memory table. A queue whose rings are not in it is stopped as broken.
+func (d *Device) SetMem(m *guestmem.Map) error {
+	running, _ := d.running()
+	var errs []error
+	for _, q := range running {
+		errs = append(errs, q.loop.Call(context.Background(), func() error { return q.setMem(m) }))
+	}
+	return errors.Join(errs...)
+}
+
+// SetCall replaces the notification descriptor of a running queue; fd -1 takes it away.
+func (d *Device) SetCall(index int, fd int) error {
+	if index < 0 || index >= len(d.queues) || d.queues[index] == nil {
+		return fmt.Errorf("set call descriptor of queue %d: it does not run", index)
+	}
+	q := d.queues[index]
+	n, err := newNotifier(fd, q.bell)
+	if err != nil {
+		return fmt.Errorf("set call descriptor of queue %d: %w", index, err)
+	}
+	return q.loop.Call(context.Background(), func() error {
+		q.call = n
+		// A completion may have been published while the old descriptor was already deaf.
+		return q.call.signal()
+	})
+}
+
+// Reset forgets what the last driver chose.
+func (d *Device) Reset() {
+	d.features = 0
+	d.wce = d.info.WriteCache
+	d.handle.SetWriteCache(d.info.WriteCache)
+}

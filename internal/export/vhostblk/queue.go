@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vhostblk
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/sluice-blk/sluice/aio"
+	"github.com/sluice-blk/sluice/internal/block"
+	"github.com/sluice-blk/sluice/internal/guestmem"
+	"github.com/sluice-blk/sluice/internal/sys"
+	"github.com/sluice-blk/sluice/internal/vhostuser"
+	"github.com/sluice-blk/sluice/internal/virtqueue"
+)
+
+// errFault says that guest memory is mapped but not there any more: its owner truncated the file behind it.
+var errFault = errors.New("guest memory faulted (its file was truncated)")
+
+// queue is one started virtqueue on its loop. Every method must be called on the loop, except newQueue and release.
+//
+// A slot is in exactly one place: on the free stack, on the fresh list (popped, not yet submitted), with the handle
+// (counted in inflight), or on the done list (completed, not yet published).
+type queue struct {
+	dev    *Device
+	index  int
+	loop   *aio.Loop
+	face   *block.HandleQueue
+	vq     *virtqueue.Queue
+	mem    *memory
+	vring  vhostuser.Vring
+	kick   *aio.Watch
+	call   notifier
+	bell   *ringer
+	end    aio.TurnEnd
+	broken bool // the ring is not touched any more
+
+	free        []*slot // a stack: the slot used last is the one still in the processor's cache
+	fresh, done slotList
+	inflight    int
+	starved     bool // the ring held more than there were slots
+
+	stopping bool
+	stopped  chan struct{} // closed when stopping and nothing is in flight
+
+	stats QueueStats
+}
+
+// memory counts who still uses a table that may have been replaced: its last request gives it back.
+type memory struct {
+	m       *guestmem.Map
+	users   int // slots whose segments lie in m
+	retired bool
+}
+
+func (m *memory) drop() {
+	m.users--
+	if m.retired && m.users == 0 {
+		m.m.Release()
+	}
+}
+
+// newQueue checks the ring and makes everything that the queue will ever need. It borrows the vring's descriptors.
+// at tells on which of the device's loops it will run.
+func newQueue(d *Device, v vhostuser.Vring, at int) (*queue, error) {
+	if !sys.IsEventfd(v.Kick) {
+		return nil, errors.New("the kick descriptor is not an eventfd")
+	}
+	call, err := newNotifier(v.Call, d.bells[at])
+	if err != nil {
+		return nil, fmt.Errorf("call descriptor: %w", err)
+	}
+	vq, err := virtqueue.New(virtqueue.Config{
+		Index: v.Index, Size: v.Size, Desc: v.Desc, Avail: v.Avail, Used: v.Used,
+		Mem: v.Mem, Base: v.Base, EventIdx: v.EventIdx, Indirect: v.Indirect, MaxSegments: maxSegments,
+	})
+	if err != nil {
+		return nil, err
+	}
+	v.Mem.Retain()
+	q := &queue{
+		dev: d, index: v.Index, loop: d.opts.Loops[at], face: d.faces[at], vq: vq, vring: v,
+		call: call, bell: d.bells[at], mem: &memory{m: v.Mem}, stopped: make(chan struct{}),
+	}
+	q.end.H = q
+	slots := make([]slot, v.Size) // no more chains than descriptors can be in flight
+	segments := make([]sys.IOVec, int(v.Size)*maxSegments)
+	q.free = make([]*slot, 0, v.Size)
+	for i := range slots {
+		slots[i].init(q, segments[i*maxSegments:(i+1)*maxSegments])
+		q.free = append(q.free, &slots[i])
+	}
+	return q, nil
+}
+
+// release gives back what newQueue took. The queue is not on its loop any more.
+func (q *queue) release() {
+	q.vq.Close()
+	q.mem.m.Release()
+}
+
+func (q *queue) start() error {
+	w, err := q.loop.Watch(q.vring.Kick, aio.EventRead, q)
+	if err != nil {
+		return fmt.Errorf("watch the kick descriptor: %w", err)
+	}
+	q.kick = w
+	q.run()
+	return nil
+}
+
+func (q *queue) stop() {
+	q.stopping = true
+	q.closeKick()
+	q.finishStop()
+}
+
+func (q *queue) closeKick() {
+	if q.kick != nil {
+		q.kick.Close()
+		q.kick = nil
+	}
+}
+
+// finishStop tells the waiting control goroutine, once everything that was taken has been answered.
+func (q *queue) finishStop() {
+	if q.stopping && q.inflight == 0 && q.done.head == nil {
+		q.stopping = false
+		close(q.stopped)
+	}
+}
+
+func (q *queue) setMem(m *guestmem.Map) error {
+	m.Retain()
+	old := q.mem
+	q.mem = &memory{m: m}
+	old.retired = true
+	if old.users == 0 {
+		old.m.Release()
+	}
+	if q.broken {
+		return nil
+	}
+	if err := q.vq.SetMem(m); err != nil {
+		q.fail(err)
+		return fmt.Errorf("queue %d in the new memory table: %w", q.index, err)
+	}
+	return nil
+}
+
+// HandleReady is the guest's kick. The counter is taken without ever waiting: the descriptor is shared with the
+// front-end, which may have emptied it meanwhile, and must not be made non-blocking for the same reason.
+func (q *queue) HandleReady(*aio.Watch, aio.Events) {
+	if err := sys.EventfdTake(q.vring.Kick); err != nil && !errors.Is(err, syscall.EAGAIN) {
+		q.fail(fmt.Errorf("read the kick descriptor: %w", err))
+		return
+	}
+	q.stats.Kicks++
+	q.run()
+}
+
+// run takes everything that the ring holds and submits it. With kicks off while it looks, the guest saves its calls.
+func (q *queue) run() {
+	if q.broken || q.kick == nil {
+		return
+	}
+	err := q.collect()
+	for s := q.fresh.pop(); s != nil; s = q.fresh.pop() {
+		s.submit()
+	}
+	if err != nil {
+		q.fail(err)
+	}
+}
+
+// collect pops chains into slots until the ring is empty or the slots are. It is one of the two places that read or
+// write guest memory, and turns a fault there into errFault.
+func (q *queue) collect() (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			if !sys.IsFault(r) {
+				panic(r)
+			}
+			err = errFault
+		}
+	}()
+	took := q.stats.Requests
+	for more := true; more; {
+		q.vq.DisableKicks()
+		for {
+			if len(q.free) == 0 {
+				q.starved = true // kicks stay off: EndTurn looks again when a slot is free
+				return nil
+			}
+			s := q.free[len(q.free)-1]
+			ok, err := q.vq.Pop(&s.chain)
+			if err != nil {
+				return err
+			}
+			if !ok {
+				break
+			}
+			q.free = q.free[:len(q.free)-1]
+			q.stats.Requests++
+			q.mem.users++
+			s.mem = q.mem
+			s.parse()
+			q.fresh.push(s)
+		}
+		more = q.vq.EnableKicks()
+	}
+	if q.stats.Requests != took {
+		q.stats.Batches++
+	}
+	return nil
+}
+
+// completed takes a slot whose outcome is known, and asks for one publication at the end of the turn.
+func (q *queue) completed(s *slot) {
+	q.inflight--
+	q.done.push(s)
+	if q.loop.Unbatched() {
+		q.EndTurn()
+		return
+	}
+	q.loop.AtTurnEnd(&q.end)
+}
+
+// EndTurn publishes what completed in this turn and calls the guest at most once.
+func (q *queue) EndTurn() {
+	if !q.broken {
+		notify, err := q.publish()
+		if err == nil && notify {
+			q.stats.Notifications++
+			err = q.call.signal()
+		}
+		if err != nil {
+			q.fail(err)
+		}
+	}
+	for s := q.done.pop(); s != nil; s = q.done.pop() {
+		s.mem.drop()
+		s.mem = nil
+		q.free = append(q.free, s)
+	}
+	if q.starved {
+		q.starved = false
+		q.run()
+	}
+	q.finishStop()
+}
+
+// publish writes the status bytes and the used ring: the second of the two places that touch guest memory.
+func (q *queue) publish() (notify bool, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			if !sys.IsFault(r) {
+				panic(r)
+			}
+			err = errFault
+		}
+	}()
+	for s := q.done.head; s != nil; s = s.next {
+		q.vq.Push(s.chain.Head, s.answer())
+	}
+	q.stats.Publishes++
+	return q.vq.Publish(), nil
+}
+
+// fail stops the queue for good: the ring is not read or written again until the front-end sets it up anew. What is in
+// flight still comes back and is dropped; other queues go on.
+func (q *queue) fail(err error) {
+	if q.broken {
+		return
+	}
+	q.broken = true
+	q.closeKick()
+	q.tell(err)
+}
+
+// tell reports a broken queue, off the loop: to the front-end by the error descriptor and to whoever keeps the log.
+func (q *queue) tell(err error) {
+	hear, index := q.dev.opts.OnBroken, q.index
+	if n, nerr := newNotifier(q.vring.Err, q.bell); nerr == nil {
+		_ = n.signal() // the queue is lost either way
+	}
+	if hear != nil {
+		go hear(index, err)
+	}
+}
