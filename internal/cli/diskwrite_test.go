@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/sluice-blk/sluice/internal/daemon"
+)
+
+// writeDisk is the inverse of parseDisk.
+func writeDisk(d daemon.DiskConfig) string {
+	var items []string
+	add := func(present bool, key string, value any) {
+		if present {
+			items = append(items, key+"="+strings.ReplaceAll(fmt.Sprint(value), ",", ",,"))
+		}
+	}
+	add(d.Path != "", "path", d.Path)
+	add(d.Driver != "", "driver", d.Driver)
+	add(d.Format != "", "format", d.Format)
+	add(d.Size != 0, "size", d.Size)
+	add(d.Offset != 0, "offset", d.Offset)
+	add(d.ReadOnly, "readonly", "on")
+	add(d.Engine != 0, "engine", d.Engine)
+	add(d.Cache != 0, "cache", d.Cache)
+	add(d.Lock != "", "lock", d.Lock)
+	add(d.NoDiscard, "discard", "ignore")
+	add(d.Latency != 0, "latency", d.Latency)
+	add(d.Fault != "", "fault", d.Fault)
+	add(d.Serial != "", "serial", d.Serial)
+	add(d.Queues != 0, "queues", d.Queues)
+	add(d.LogicalBlock != 0, "logical-block-size", d.LogicalBlock)
+	return strings.Join(items, ",")
+}
