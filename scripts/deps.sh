@@ -63,7 +63,25 @@ install_packages() {
 	quietly as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@"
 }
 
-fetch_kernel() { sh "$here/../internal/guestvm/fetch-kernel.sh" "$kernels" >/dev/null; }
+unpack_kernel() { sh "$here/../internal/guestvm/fetch-kernel.sh" "$kernels" >/dev/null; }
+
+# Old package lists name a kernel that the mirror has no more.
+fetch_kernel() {
+	if command -v apt-get >/dev/null 2>&1; then
+		unpack_kernel 2>/dev/null && return
+		update_lists
+	fi
+	unpack_kernel
+}
+
+# A kernel of the host that this user can read will do; guestvm looks closer.
+host_kernel() {
+	local image
+	for image in /boot/vmlinuz-*; do
+		[ ! -r "$image" ] || return 0
+	done
+	return 1
+}
 
 have_kernel() { compgen -G "$kernels/linux-image-*/boot/vmlinuz-*" >/dev/null; }
 
@@ -79,9 +97,9 @@ fi
 
 if ! have_kernel; then
 	say "fetching a guest kernel into $kernels"
-	if ! fetch_kernel 2>/dev/null && ! { command -v apt-get >/dev/null 2>&1 && update_lists && fetch_kernel; }; then
+	if ! fetch_kernel; then
 		say "no guest kernel was fetched: without a usable kernel in /boot, guest tests are skipped and the demo runs without a guest"
 		# On a developer's machine the rest still works; a CI job must not lose its guest tests unnoticed.
-		[ "${CI:-}" != true ] || exit 1
+		[ "${CI:-}" != true ] || host_kernel || exit 1
 	fi
 fi

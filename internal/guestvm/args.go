@@ -4,7 +4,11 @@ package guestvm
 
 import (
 	"cmp"
+	"context"
 	"fmt"
+	"os/exec"
+	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -26,15 +30,17 @@ func (c *Config) CommandLine(accel Accel, initrd, output string) []string {
 		"-kernel", c.Kernel.Image, "-initrd", initrd, "-append", c.kernelCommandLine(),
 	}
 	for i := range c.Disks {
-		args = append(args, c.Disks[i].args(i)...)
+		args = append(args, c.Disks[i].args(i, c.reconnectMS)...)
 	}
 	return append(args, c.Args...)
 }
 
-func (d *Disk) args(i int) []string {
+func (d *Disk) args(i int, reconnectMS bool) []string {
 	id := fmt.Sprintf("disk%d", i)
 	socket := "socket,id=" + id + ",path=" + escape(d.Socket)
-	if d.Reconnect > 0 {
+	if d.Reconnect > 0 && reconnectMS {
+		socket += fmt.Sprintf(",reconnect-ms=%d000", d.Reconnect)
+	} else if d.Reconnect > 0 {
 		socket += fmt.Sprintf(",reconnect=%d", d.Reconnect)
 	}
 	// num-queues is always said: QEMU's default is one for each CPU, and it stops when the server has fewer.
@@ -44,6 +50,26 @@ func (d *Disk) args(i int) []string {
 		device += ",config-wce=" + map[bool]string{true: "on", false: "off"}[*d.ConfigWCE]
 	}
 	return []string{"-chardev", socket, "-device", device}
+}
+
+var qemuVersion = regexp.MustCompile(`version (\d+)\.(\d+)`)
+
+// adaptToQEMU asks QEMU for its version where that matters: 9.2 brought reconnect-ms, 11 takes reconnect away.
+func (c *Config) adaptToQEMU(ctx context.Context) error {
+	if !slices.ContainsFunc(c.Disks, func(d Disk) bool { return d.Reconnect > 0 }) {
+		return nil
+	}
+	out, err := exec.CommandContext(ctx, c.QEMU, "--version").Output()
+	if err != nil {
+		return fmt.Errorf("ask %s for its version: %w", c.QEMU, err)
+	}
+	c.reconnectMS = countsMilliseconds(string(out))
+	return nil
+}
+
+func countsMilliseconds(version string) bool {
+	m := qemuVersion.FindStringSubmatch(version)
+	return m != nil && compareVersions(m[1]+"."+m[2], "9.2") >= 0
 }
 
 // kernelCommandLine: panic=-1 with -no-reboot makes a panic end QEMU at once; no_timer_check keeps a starved host from

@@ -50,6 +50,21 @@ func TestCommandLineDefaults(t *testing.T) {
 	}
 }
 
+func TestReconnectFollowsQEMUsVersion(t *testing.T) {
+	for version, want := range map[string]bool{
+		"QEMU emulator version 7.2.22 (Debian 1:7.2)": false, "QEMU emulator version 9.1.0": false, "QEMU emulator version 9.2.0": true,
+		"QEMU emulator version 10.0.2 (Debian)": true, "QEMU emulator version 11.0.50": true, "?": false,
+	} {
+		if got := countsMilliseconds(version); got != want {
+			t.Errorf("%s: got %v", version, got)
+		}
+	}
+	d := Disk{Socket: "s", Reconnect: 2}
+	if got := d.args(0, true)[1]; got != "socket,id=disk0,path=s,reconnect-ms=2000" {
+		t.Errorf("got %s", got)
+	}
+}
+
 func TestConfigRefuses(t *testing.T) {
 	for name, c := range map[string]Config{
 		"no socket":           {Disks: []Disk{{}}},

@@ -60,11 +60,12 @@ type Config struct {
 	// Silence is how long the guest may run before the first sign of life; 0 means 2 minutes, with KVM 30 s.
 	Silence time.Duration
 	// Console receives all that the guest prints, kernel and script, as it comes, and Output the script's part alone;
-	// nil means nobody. They are called from one goroutine each but never at once; a slow one slows the guest.
+	// nil means nobody. They are never called at once; a slow one slows the guest, and none may call a method of the Guest.
 	Console io.Writer
 	Output  io.Writer
 
-	deviceWait time.Duration // whole seconds; 0 means 60
+	deviceWait  time.Duration // whole seconds; 0 means 60
+	reconnectMS bool          // this QEMU counts the time to reconnect in milliseconds
 }
 
 // DiskDevice returns the guest's path of the i-th disk: 0 is /dev/vda.

@@ -82,6 +82,9 @@ func Boot(ctx context.Context, cfg Config) (*Guest, error) {
 		return nil, fmt.Errorf("boot guest: %w (install qemu-system-x86)", err)
 	}
 	cfg.QEMU = qemu
+	if err := cfg.adaptToQEMU(ctx); err != nil {
+		return nil, fmt.Errorf("boot guest: %w", err)
+	}
 	if cfg.Kernel == nil {
 		if cfg.Kernel, err = EnsureKernel(ctx, ""); err != nil {
 			return nil, err

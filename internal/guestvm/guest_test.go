@@ -184,7 +184,7 @@ func TestGuestIsKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := g.WaitOutput(t.Context(), "now"); err != nil {
+	if err := g.WaitOutput(t.Context(), "now\n"); err != nil {
 		t.Fatal(err)
 	}
 	g.Kill()

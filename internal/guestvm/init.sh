@@ -7,7 +7,7 @@
 # for), device_wait (seconds). Marker lines go to ttyS1, which nobody else writes to; console noise stays on ttyS0:
 #   #sluice-guest NONCE init UPTIME          process 1 runs
 #   #sluice-guest NONCE start UPTIME         the next byte is the script's output
-#   #sluice-guest NONCE exit STATUS UPTIME   on a line of its own, the newline before it not being the script's
+#   #sluice-guest NONCE exit STATUS UPTIME   after byte 036, which ends the output wherever in a line it stands
 #   #sluice-guest NONCE fail TEXT            instead of start: the guest could not be prepared
 
 # Packed programs come before busybox's applets, see also prefer_packed.
@@ -66,7 +66,7 @@ main() {
 		status=$?
 		# What the script left behind would hold the line open, and the last close is what waits for its bytes to leave.
 		kill -9 -1
-		echo
+		printf '\036'
 		say exit $status
 	else
 		say fail "$why:"

@@ -46,7 +46,7 @@ type File struct {
 type Initramfs struct {
 	Kernel   *Kernel
 	Busybox  string   // a static busybox for x86-64; empty means /bin/busybox
-	Modules  []string // further modules by name, loaded after the disk driver
+	Modules  []string // further modules by name, loaded after the disk driver; ext4, say, is built in or not
 	Files    []File
 	Binaries []string // host programs, packed at their own path together with their shared libraries
 }
@@ -145,16 +145,16 @@ func (i *Initramfs) collect(ctx context.Context) ([]File, error) {
 }
 
 func (i *Initramfs) collectModules() ([]File, error) {
-	modules, err := i.Kernel.moduleFiles(i.Modules...)
+	modules, err := i.Kernel.loadOrder(i.Modules...)
 	if err != nil {
 		return nil, err
 	}
 	var files []File
 	var list bytes.Buffer
 	for _, m := range modules {
-		guest := path.Join(guestModuleDir, filepath.Base(m))
+		guest := path.Join(guestModuleDir, m.name+".ko")
 		fmt.Fprintln(&list, guest)
-		files = append(files, File{Path: guest, Source: m, Mode: 0o644})
+		files = append(files, File{Path: guest, Data: m.data, Mode: 0o644})
 	}
 	return append(files, File{Path: guestModuleList, Data: list.Bytes(), Mode: 0o644}), nil
 }

@@ -77,7 +77,7 @@ func TestInitramfsHoldsWhatIsAskedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"init\x00", "bin/busybox\x00", "etc/x\x00", "data of x", initScript,
-		"/sluice/modules/virtio_blk.ko\n/sluice/modules/dm-mod.ko\n/sluice/modules/dm-log.ko\n"} {
+		"/sluice/modules/virtio_blk.ko\n/sluice/modules/dm_mod.ko\n/sluice/modules/dm_log.ko\n"} {
 		if !bytes.Contains(archive, []byte(want)) {
 			t.Errorf("%q is not in the archive", want)
 		}

@@ -53,8 +53,9 @@ func EnsureKernel(ctx context.Context, path string) (*Kernel, error) {
 }
 
 // FindKernel returns the kernel at path, which names a bzImage or a directory like an unpacked kernel package
-// (boot/vmlinuz-*, lib/modules or usr/lib/modules). With an empty path it looks for the newest kernel of the host that
-// has the virtio disk driver and can be read, then in the cache. Safe for concurrent use.
+// (boot/vmlinuz-*, lib/modules or usr/lib/modules). With an empty path it takes the newest of the cache, then of the
+// host, that can be read and has the virtio disk driver: the cache's first, because it is small and the same everywhere,
+// where a distribution's own may lack ext4 until a module is loaded. Safe for concurrent use.
 func FindKernel(path string) (*Kernel, error) {
 	if path == "" {
 		return findAnyKernel()
@@ -70,12 +71,13 @@ func FindKernel(path string) (*Kernel, error) {
 }
 
 func findAnyKernel() (*Kernel, error) {
-	roots := []string{"/"}
+	var roots []string
 	if cache, err := CacheDir(); err == nil {
 		packages, _ := filepath.Glob(filepath.Join(cache, "linux-image-*"))
 		slices.SortFunc(packages, func(a, b string) int { return compareVersions(b, a) })
-		roots = append(roots, packages...)
+		roots = packages
 	}
+	roots = append(roots, "/")
 	var failed []error
 	for _, root := range roots {
 		k, err := newestKernel(root)
@@ -123,12 +125,12 @@ func loadKernel(image string) (*Kernel, error) {
 			break
 		}
 	}
-	_, err = k.moduleFiles()
+	_, err = k.loadOrder()
 	return k, err
 }
 
-// moduleFiles returns the files of the disk driver and of the extra modules, in the order to load them.
-func (k *Kernel) moduleFiles(extra ...string) ([]string, error) {
+// loadOrder returns the disk driver and the extra modules with all that they need, in the order to load them.
+func (k *Kernel) loadOrder(extra ...string) ([]module, error) {
 	if k.Modules == "" {
 		if len(extra) > 0 {
 			return nil, fmt.Errorf("find modules %s: kernel %s has no module directory", strings.Join(extra, ", "), k.Image)

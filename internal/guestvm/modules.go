@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 )
@@ -52,9 +53,15 @@ func moduleName(file string) string {
 	return strings.ReplaceAll(name, "-", "_")
 }
 
-// order returns the files of the named modules and of all that they depend on, each after what it needs.
-func (x *moduleIndex) order(names ...string) ([]string, error) {
-	var files []string
+// A module is one kernel module as it is handed to the guest: not compressed.
+type module struct {
+	name string
+	data []byte
+}
+
+// order returns the named modules and all that they depend on, each after what it needs.
+func (x *moduleIndex) order(names ...string) ([]module, error) {
+	var modules []module
 	done := map[string]bool{}
 	var visit func(name string) error
 	visit = func(name string) error {
@@ -67,16 +74,20 @@ func (x *moduleIndex) order(names ...string) ([]string, error) {
 		if !ok {
 			return fmt.Errorf("find module %s: not in %s", name, x.dir)
 		}
-		depends, err := moduleDepends(file)
+		data, err := readModule(file)
 		if err != nil {
-			return err
+			return fmt.Errorf("read module %s: %w", file, err)
 		}
-		for _, d := range depends {
+		info, err := parseModuleInfo(data)
+		if err != nil {
+			return fmt.Errorf("read module %s: %w", file, err)
+		}
+		for _, d := range append(x.soft(info), info.depends...) {
 			if err := visit(d); err != nil {
 				return err
 			}
 		}
-		files = append(files, file)
+		modules = append(modules, module{name, data})
 		return nil
 	}
 	for _, name := range names {
@@ -84,31 +95,84 @@ func (x *moduleIndex) order(names ...string) ([]string, error) {
 			return nil, err
 		}
 	}
-	return files, nil
+	return modules, nil
 }
 
-// moduleDepends reads what a module says of itself in its .modinfo section: strings "key=value" that end with NUL.
-func moduleDepends(file string) ([]string, error) {
-	if ext := filepath.Ext(file); ext != ".ko" {
-		return nil, fmt.Errorf("read module %s: compressed modules (%s) are not supported (use Debian's cloud kernel, or unpack the modules)", file, ext)
+// soft returns those modules, of what a module would rather have before it, that are there. The kernel would ask
+// modprobe for them by alias; the one kind that matters to a disk is a checksum of the crypto layer, "crypto-crc32c".
+func (x *moduleIndex) soft(info moduleInfo) []string {
+	var names []string
+	for _, name := range info.softPre {
+		name = moduleName(strings.TrimPrefix(name, "crypto-"))
+		for _, candidate := range []string{name, name + "_generic"} {
+			if x.files[candidate] != "" {
+				names = append(names, candidate)
+			}
+		}
 	}
-	f, err := elf.Open(file)
+	return names
+}
+
+// decompressors are the programs that unpack a module to stdout, in the order to try them.
+var decompressors = map[string][][]string{
+	".gz":  {{"gzip", "-dc"}, {"busybox", "zcat"}},
+	".xz":  {{"xz", "-dc"}, {"busybox", "xzcat"}},
+	".zst": {{"zstd", "-dcq"}},
+}
+
+// readModule reads a module and unpacks it if need be: distributions compress theirs in several ways, and busybox's
+// insmod does not know all of them.
+func readModule(file string) ([]byte, error) {
+	ext := filepath.Ext(file)
+	if ext == ".ko" {
+		return os.ReadFile(file)
+	}
+	err := fmt.Errorf("unknown kind of compression %s", ext)
+	for _, argv := range decompressors[ext] {
+		var path string
+		if path, err = exec.LookPath(argv[0]); err != nil {
+			err = fmt.Errorf("unpack: %w (install %s)", err, argv[0])
+			continue
+		}
+		var out []byte
+		if out, err = exec.Command(path, append(argv[1:], file)...).Output(); err == nil {
+			return out, nil
+		}
+		err = fmt.Errorf("unpack with %s: %w", path, err)
+	}
+	return nil, err
+}
+
+// A moduleInfo is what a module says of itself.
+type moduleInfo struct {
+	depends []string // must be loaded before
+	softPre []string // should be
+}
+
+// parseModuleInfo reads the .modinfo section: strings "key=value" that end with NUL.
+func parseModuleInfo(data []byte) (moduleInfo, error) {
+	var m moduleInfo
+	f, err := elf.NewFile(bytes.NewReader(data))
 	if err != nil {
-		return nil, fmt.Errorf("read module %s: %w", file, err)
+		return m, err
 	}
-	defer f.Close()
 	section := f.Section(".modinfo")
 	if section == nil {
-		return nil, fmt.Errorf("read module %s: no .modinfo section", file)
+		return m, errors.New("no .modinfo section")
 	}
 	info, err := section.Data()
 	if err != nil {
-		return nil, fmt.Errorf("read module %s: %w", file, err)
+		return m, err
 	}
-	for _, field := range bytes.Split(info, []byte{0}) {
-		if value, ok := strings.CutPrefix(string(field), "depends="); ok && value != "" {
-			return strings.Split(value, ","), nil
+	for _, field := range strings.Split(string(info), "\x00") {
+		key, value, _ := strings.Cut(field, "=")
+		switch {
+		case key == "depends" && value != "":
+			m.depends = strings.Split(value, ",")
+		case key == "softdep":
+			pre, _, _ := strings.Cut(value, "post:")
+			m.softPre = append(m.softPre, strings.Fields(strings.TrimPrefix(pre, "pre:"))...)
 		}
 	}
-	return nil, nil
+	return m, nil
 }

@@ -30,6 +30,8 @@ var phaseText = [...]string{
 
 const (
 	markerWord = "#sluice-guest "
+	// outputEnd stands before the exit marker. It is no newline, so that the end of a line is passed on at once.
+	outputEnd = "\x1e"
 	// markerMax bounds a marker line; a longer one is no marker. The longest that init.sh prints names a module's path.
 	markerMax = 1024
 )
@@ -100,9 +102,9 @@ func (s *splitter) stepLine() bool {
 	return true
 }
 
-// stepOutput looks for "\n" + marker + "exit " and passes on all that stands before.
+// stepOutput looks for outputEnd and an exit marker and passes on all that stands before.
 func (s *splitter) stepOutput() bool {
-	exit := "\n" + s.marker + "exit "
+	exit := outputEnd + s.marker + "exit "
 	at := bytes.Index(s.pending, []byte(exit))
 	if at < 0 {
 		s.emit(len(s.pending) - partialSuffix(s.pending, exit))

@@ -26,7 +26,7 @@ func split(stream string, piece int) (*splitter, string) {
 const (
 	initLine  = "#sluice-guest N0NCE init 1.50\n"
 	startLine = "#sluice-guest N0NCE start 2.25\n"
-	exitLine  = "\n#sluice-guest N0NCE exit 7 3.00\n"
+	exitLine  = "\x1e#sluice-guest N0NCE exit 7 3.00\n"
 )
 
 func TestSplitter(t *testing.T) {
@@ -44,22 +44,22 @@ func TestSplitter(t *testing.T) {
 		{name: "binary output", in: startLine + "\x00\r\n\xff" + exitLine, out: "\x00\r\n\xff", phase: phaseExited, status: 7},
 		{name: "noise before", in: "boo\r\n" + startLine + "x" + exitLine + "late", out: "x", phase: phaseExited, status: 7},
 		{name: "cut in the output", in: startLine + "abc", out: "abc", phase: phaseScript},
-		{name: "cut in the marker", in: startLine + "abc\n#sluice-guest N0NCE ex", out: "abc\n#sluice-guest N0NCE ex", phase: phaseScript},
-		{name: "cut in the status", in: startLine + "abc\n#sluice-guest N0NCE exit 1", out: "abc\n#sluice-guest N0NCE exit 1", phase: phaseScript},
-		{name: "other nonce", in: startLine + "\n#sluice-guest OTHER exit 1 3.0\n" + exitLine,
-			out: "\n#sluice-guest OTHER exit 1 3.0\n", phase: phaseExited, status: 7},
-		{name: "marker in mid-line", in: startLine + "x#sluice-guest N0NCE exit 1 3.0\n" + exitLine,
-			out: "x#sluice-guest N0NCE exit 1 3.0\n", phase: phaseExited, status: 7},
-		{name: "marker without numbers", in: startLine + "\n#sluice-guest N0NCE exit x 3\n" + exitLine,
-			out: "\n#sluice-guest N0NCE exit x 3\n", phase: phaseExited, status: 7},
-		{name: "status out of range", in: startLine + "\n#sluice-guest N0NCE exit 256 3\n" + exitLine,
-			out: "\n#sluice-guest N0NCE exit 256 3\n", phase: phaseExited, status: 7},
-		{name: "endless marker", in: startLine + "\n#sluice-guest N0NCE exit " + strings.Repeat("1", 4096) + exitLine,
-			out: "\n#sluice-guest N0NCE exit " + strings.Repeat("1", 4096), phase: phaseExited, status: 7},
+		{name: "cut in the marker", in: startLine + "abc\x1e#sluice-guest N0NCE ex", out: "abc\x1e#sluice-guest N0NCE ex", phase: phaseScript},
+		{name: "cut in the status", in: startLine + "abc\x1e#sluice-guest N0NCE exit 1", out: "abc\x1e#sluice-guest N0NCE exit 1", phase: phaseScript},
+		{name: "other nonce", in: startLine + "\x1e#sluice-guest OTHER exit 1 3.0\n" + exitLine,
+			out: "\x1e#sluice-guest OTHER exit 1 3.0\n", phase: phaseExited, status: 7},
+		{name: "marker without its byte", in: startLine + "x\n#sluice-guest N0NCE exit 1 3.0\n" + exitLine,
+			out: "x\n#sluice-guest N0NCE exit 1 3.0\n", phase: phaseExited, status: 7},
+		{name: "marker without numbers", in: startLine + "\x1e#sluice-guest N0NCE exit x 3\n" + exitLine,
+			out: "\x1e#sluice-guest N0NCE exit x 3\n", phase: phaseExited, status: 7},
+		{name: "status out of range", in: startLine + "\x1e#sluice-guest N0NCE exit 256 3\n" + exitLine,
+			out: "\x1e#sluice-guest N0NCE exit 256 3\n", phase: phaseExited, status: 7},
+		{name: "endless marker", in: startLine + "\x1e#sluice-guest N0NCE exit " + strings.Repeat("1", 4096) + exitLine,
+			out: "\x1e#sluice-guest N0NCE exit " + strings.Repeat("1", 4096), phase: phaseExited, status: 7},
 		{name: "endless noise", in: strings.Repeat("z", 1<<20) + "\n" + startLine + exitLine, phase: phaseExited, status: 7},
 		{name: "marker after endless noise", in: strings.Repeat("z", 5000) + startLine + "\n", phase: phaseSilent},
-		{name: "marker of endless zeros", in: startLine + "\n#sluice-guest N0NCE exit 1 3." + strings.Repeat("0", 4096) + exitLine,
-			out: "\n#sluice-guest N0NCE exit 1 3." + strings.Repeat("0", 4096), phase: phaseExited, status: 7},
+		{name: "marker of endless zeros", in: startLine + "\x1e#sluice-guest N0NCE exit 1 3." + strings.Repeat("0", 4096) + exitLine,
+			out: "\x1e#sluice-guest N0NCE exit 1 3." + strings.Repeat("0", 4096), phase: phaseExited, status: 7},
 		{name: "failure", in: initLine + "#sluice-guest N0NCE fail no /dev/vda after 60 seconds: 61.0\n", phase: phaseFailed, fail: "no /dev/vda after 60 seconds"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -84,15 +84,15 @@ func TestSplitterTellsUptime(t *testing.T) {
 func TestSplitterPassesOutputOnAtOnce(t *testing.T) {
 	var out strings.Builder
 	s := newSplitter(nonce, func(p []byte) { out.Write(p) })
-	s.Write([]byte(startLine + "a prompt without newline"))
-	if out.String() != "a prompt without newline" {
+	s.Write([]byte(startLine + "prompt: line\n"))
+	if out.String() != "prompt: line\n" {
 		t.Errorf("got %q", out.String())
 	}
 }
 
 // FuzzSplitter: output comes back byte for byte and however the stream is cut; no input is too strange.
 func FuzzSplitter(f *testing.F) {
-	for _, seed := range []string{"", "hello\n", "\n", "\n#sluice-guest N0NC", initLine, startLine, exitLine, "\n#sluice-guest N0NCE exit "} {
+	for _, seed := range []string{"", "hello\n", "\n", "\x1e#sluice-guest N0NC", initLine, startLine, exitLine, "\x1e#sluice-guest N0NCE exit "} {
 		f.Add([]byte(seed), 3)
 	}
 	f.Fuzz(func(t *testing.T, data []byte, piece int) {
