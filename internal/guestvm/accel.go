@@ -19,7 +19,7 @@ type Accel string
 const (
 	AccelAuto Accel = "auto" // KVM where it boots the kernel, else software emulation
 	AccelKVM  Accel = "kvm"
-	AccelTCG  Accel = "tcg" // QEMU's software emulation: anywhere, some 30 times slower
+	AccelTCG  Accel = "tcg" // QEMU's software emulation: anywhere, and much slower
 )
 
 // probeTimeout bounds the trial boot with KVM, which takes about a second where it works; a /dev/kvm that cannot run a

@@ -33,7 +33,7 @@ const defaultBusybox = "/bin/busybox"
 
 // A File is one file for the guest. Its contents are Data, or those of the host's file Source when that is set.
 type File struct {
-	Path   string      // in the guest, absolute
+	Path   string      // in the guest, absolute; not below /tmp, /dev, /proc or /sys, where init mounts
 	Data   []byte      // contents
 	Source string      // host file; symbolic links are followed
 	Mode   fs.FileMode // permissions; 0 means those of Source, or 0644
@@ -195,6 +195,11 @@ func (i *Initramfs) collectBinaries(ctx context.Context) ([]File, error) {
 func packFile(c *cpioWriter, f File) error {
 	if !strings.HasPrefix(f.Path, "/") {
 		return fmt.Errorf("pack %q: the path in the guest is not absolute", f.Path)
+	}
+	for _, mount := range []string{"/tmp/", "/dev/", "/proc/", "/sys/"} {
+		if strings.HasPrefix(path.Clean(f.Path), mount) {
+			return fmt.Errorf("pack %q: init mounts a file system over %s", f.Path, path.Clean(mount))
+		}
 	}
 	if f.Source == "" {
 		mode := f.Mode

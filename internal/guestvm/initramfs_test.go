@@ -107,6 +107,7 @@ func TestInitramfsRefuses(t *testing.T) {
 		{"unknown module", Initramfs{Kernel: k, Busybox: busybox, Modules: []string{"nosuch"}}, "find module nosuch"},
 		{"relative program", Initramfs{Kernel: k, Busybox: busybox, Binaries: []string{"fio"}}, "not an absolute path"},
 		{"relative guest path", Initramfs{Kernel: k, Busybox: busybox, Files: []File{{Path: "x"}}}, "not absolute"},
+		{"file below a mount", Initramfs{Kernel: k, Busybox: busybox, Files: []File{{Path: "/tmp/x"}}}, "init mounts a file system over /tmp"},
 		{"file over init", Initramfs{Kernel: k, Busybox: busybox, Files: []File{{Path: "/init"}}}, "there already"},
 		{"directory as a file", Initramfs{Kernel: k, Busybox: busybox, Files: []File{{Path: "/x", Source: "/proc"}}}, "not a regular file"},
 	} {
