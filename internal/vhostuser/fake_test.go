@@ -374,7 +374,7 @@ func (b *bench) journal(from int, want ...string) {
 	}
 }
 
-// descriptors are the open descriptors of this process and what is behind them. Those of the runtime's poller and of
+// descriptors are the open descriptors of this process and what is behind them, and its mappings of guest memory. Those of the runtime's poller and of
 // the directory itself come and go.
 func descriptors(t testing.TB) map[string]int {
 	t.Helper()
@@ -391,7 +391,18 @@ func descriptors(t testing.TB) map[string]int {
 		kind, _, _ := strings.Cut(target, ":[") // socket:[123] and pipe:[123] are counted by kind
 		kinds[kind]++
 	}
+	kinds["mapping of guest memory"] = mappings(t)
 	return kinds
+}
+
+// mappings is how many mappings of a front-end's memory this process has, its own and the back-end's.
+func mappings(t testing.TB) int {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(maps), "/memfd:guest")
 }
 
 // checkDescriptors fails the test when more descriptors are open at its end than now. The runtime's poller has an

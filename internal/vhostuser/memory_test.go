@@ -115,6 +115,25 @@ func TestRingWhoseMemoryIsGoneStopsAndComesBackWithIt(t *testing.T) {
 	b.journal(from, "stop 0 at 4", "stop 1 at 0", "start 0 size 128 base 4", "start 1 size 128 base 0")
 }
 
+func TestRingThatTheNewTableLacksStopsBeforeTheDeviceHearsOfIt(t *testing.T) {
+	b := open(t, newFake(), nil)
+	b.negotiate()
+	other, err := vhosttest.NewMemory(0, 1<<16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	b.must(b.SetMemTable(b.mem.Region(), other.Region()))
+	b.must(b.SetVring(b.ring(0)))
+	elsewhere := b.ring(1)
+	elsewhere.Desc, elsewhere.Avail, elsewhere.Used = other.UserAddr(0), other.UserAddr(4096), other.UserAddr(8192)
+	b.must(b.SetVring(elsewhere))
+	from := b.dev.lines()
+	b.must(b.SetMemTable(b.mem.Region()))
+	b.journal(from, "stop 1 at 0", "mem 1")
+	b.runs(0, true)
+}
+
 func TestRingInOneOfSeveralRegionsWaitsForIt(t *testing.T) {
 	b := open(t, newFake(), nil)
 	b.must(b.Negotiate(allFeatures, ProtocolOffered))

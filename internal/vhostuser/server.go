@@ -89,7 +89,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = l.SetDeadline(time.Unix(1, 0)) }) // fails when closed, which also wakes
 	defer stop()
-	for {
+	for ctx.Err() == nil { // or whoever waits in the backlog would be taken from it and turned away
 		conn, err := s.l.Accept()
 		switch {
 		case ctx.Err() != nil:
@@ -105,6 +105,7 @@ func (s *Server) Serve(ctx context.Context) error {
 		}
 		s.serveOne(ctx, conn)
 	}
+	return nil
 }
 
 // rest waits when accept failed for a reason that passes, and returns the error when it does not.

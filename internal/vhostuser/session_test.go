@@ -363,6 +363,7 @@ func TestFeaturesChangedWhileRunning(t *testing.T) {
 	}
 	b.dev.failing("features", errors.New("no"))
 	b.refused(b.SetFeatures(b.Offered))
+	b.must(b.SetVringEnable(0, true)) // whatever comes: without features no ring runs
 	b.runs(0, false)
 }
 
