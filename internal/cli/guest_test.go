@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/sluice-blk/sluice/internal/proto/virtioblk"
+	"github.com/sluice-blk/sluice/internal/sys"
+	"github.com/sluice-blk/sluice/internal/vhosttest"
+	"github.com/sluice-blk/sluice/internal/vhostuser"
+	"github.com/sluice-blk/sluice/internal/virtqtest"
+)
+
+// guest plays a virtual machine that asks and does not wait.
+type guest struct {
+	front  *vhosttest.Frontend
+	mem    *virtqtest.Memory
+	driver *virtqtest.Driver
+	kick   int
+}
+
+func newGuest(socket string) (g *guest, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	g = &guest{kick: -1}
+	defer func() {
+		if err != nil {
+			g.close()
+		}
+	}()
+	if g.front, err = vhosttest.Dial(ctx, socket); err != nil {
+		return g, err
+	}
+	if err = g.front.Negotiate(vhostuser.FeatureVersion1|vhostuser.FeatureProtocolFeatures, vhostuser.ProtocolReplyAck); err != nil {
+		return g, err
+	}
+	if g.mem, err = virtqtest.NewMemory(0, 1<<20); err != nil {
+		return g, err
+	}
+	if g.driver, err = virtqtest.NewDriver(g.mem, virtqtest.DriverConfig{Size: 16}); err != nil {
+		return g, err
+	}
+	if g.kick, err = sys.Eventfd(0, sys.EFD_CLOEXEC|sys.EFD_NONBLOCK); err != nil {
+		return g, err
+	}
+	if err = g.front.SetMemTable(g.mem.Region()); err != nil {
+		return g, err
+	}
+	desc, avail, used := g.driver.Addrs()
+	return g, g.front.SetVring(vhosttest.Vring{Size: 16, Desc: desc, Avail: avail, Used: used, Kick: g.kick, Call: -1, Err: -1})
+}
+
+// readAndForget offers a read of one sector.
+func (g *guest) readAndForget() error {
+	b, err := g.mem.Alloc(virtioblk.HeaderSize+512+1, 16)
+	if err != nil {
+		return err
+	}
+	virtioblk.Header{Type: virtioblk.TypeIn}.Encode(b.Bytes)
+	header := virtqtest.Segment{Addr: b.Addr, Len: virtioblk.HeaderSize}
+	answer := virtqtest.Segment{Addr: b.Addr + virtioblk.HeaderSize, Len: 512 + 1}
+	if _, ok := g.driver.Add([]virtqtest.Segment{header}, []virtqtest.Segment{answer}); !ok {
+		return errors.New("the queue has no room")
+	}
+	g.driver.Publish()
+	return sys.EventfdWrite(g.kick, 1)
+}
+
+// taken waits until the server has taken the kick, and with it, in the same turn, the request.
+func (g *guest) taken(patience time.Duration) error {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		n, err := sys.EventfdRead(g.kick)
+		if err != nil {
+			return nil // EAGAIN: somebody else has read it
+		}
+		if err := sys.EventfdWrite(g.kick, n); err != nil {
+			return err
+		}
+	}
+	return errors.New("the server does not take the kick")
+}
+
+func (g *guest) close() {
+	if g.front != nil {
+		g.front.Close()
+	}
+	if g.mem != nil {
+		g.mem.Close()
+	}
+	if g.kick >= 0 {
+		sys.Close(g.kick)
+	}
+}
