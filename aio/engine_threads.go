@@ -43,14 +43,40 @@ type threadsEngine struct {
 	flying  int         // the loop's: handed over and not reaped
 
 	mu      sync.Mutex
-	work    sync.Cond   // todo is not empty, or closing
 	todo    requestList // guarded by mu
 	done    requestList // guarded by mu
-	idle    int         // workers that wait, guarded by mu
+	idle    *worker     // those that sleep, the last one first, guarded by mu
 	workers int         // guarded by mu
 	closing bool        // guarded by mu
 	ended   sync.WaitGroup
-	nDone   atomic.Int32 // length of done, for the loop to look at without the lock
+	nDone   atomic.Int32 // length of done, written under mu, for the loop to look at without it
+}
+
+// worker is one goroutine of the pool.
+//
+// It sleeps in the kernel on a word of its own, and not on a sync.Cond: a goroutine that a loop makes ready is put behind
+// the loop in the scheduler's queue of that very thread, which then goes to sleep itself, and another thread has to
+// notice. Measured with one request at a time that is 45 microseconds of CPU a request.
+type worker struct {
+	bell    atomic.Uint32 // 1: rung
+	next    *worker       // in the list of the idle, guarded by the engine's mu
+	scratch [1]IOVec
+}
+
+// ring ends the sleep of a worker that was taken off the list of the idle; nil is nobody.
+func (w *worker) ring() {
+	if w != nil {
+		w.bell.Store(1)
+		_, _ = sys.FutexWake(&w.bell, 1) // it cannot fail
+	}
+}
+
+// sleep ends when the bell has been rung.
+func (w *worker) sleep() {
+	for w.bell.Load() == 0 {
+		_ = sys.FutexWait(&w.bell, 0) // EINTR, EAGAIN: look again
+	}
+	w.bell.Store(0)
 }
 
 func newThreadsEngine(l *Loop) (engine, error) {
@@ -58,7 +84,6 @@ func newThreadsEngine(l *Loop) (engine, error) {
 	if e.kernel == nil {
 		e.kernel = &systemBlockingKernel
 	}
-	e.work.L = &e.mu
 	return e, nil
 }
 
@@ -98,48 +123,62 @@ func (e *threadsEngine) flush() {
 	e.flying += n
 	e.mu.Lock()
 	e.todo.append(&e.waiting)
-	e.summon()
+	w := e.summon()
 	e.mu.Unlock()
+	w.ring()
 }
 
-// summon gets one more worker going if there is work that nobody is on the way to. The lock is held.
-func (e *threadsEngine) summon() {
+// summon gets one more worker going if there is work that nobody is on the way to. The caller holds the lock, and rings
+// for the one that it is given when it does no longer.
+func (e *threadsEngine) summon() *worker {
 	switch {
 	case e.todo.n == 0:
-	case e.idle > 0:
-		e.idle-- // here and not in the worker, so that nobody summons it twice
-		e.work.Signal()
+	case e.idle != nil:
+		w := e.idle // off the list here and not by itself, so that nobody summons it twice
+		e.idle, w.next = w.next, nil
+		return w
 	case e.workers < e.max:
 		e.workers++
 		e.ended.Add(1)
 		go e.serve()
 	}
+	return nil
 }
 
 // serve is the life of a worker.
 func (e *threadsEngine) serve() {
 	defer e.ended.Done()
-	scratch := make([]IOVec, 0, 1)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for {
-		for e.todo.n == 0 {
-			if e.closing {
-				return
-			}
-			e.idle++
-			e.work.Wait()
-		}
-		r := e.todo.pop()
-		e.summon()
-		e.mu.Unlock()
-		e.perform(r, scratch)
+	w := &worker{}
+	for r := e.take(w); r != nil; r = e.take(w) {
+		e.perform(r, w.scratch[:0])
 		e.mu.Lock()
 		e.done.push(r)
-		if e.nDone.Add(1) == 1 {
+		first := e.nDone.Add(1) == 1
+		e.mu.Unlock()
+		if first {
 			e.loop.wake()
 		}
 	}
+}
+
+// take gives a worker its next request, or nil when there is none any more.
+func (e *threadsEngine) take(w *worker) *Request {
+	e.mu.Lock()
+	for e.todo.n == 0 {
+		if e.closing {
+			e.mu.Unlock()
+			return nil
+		}
+		e.idle, w.next = w, e.idle
+		e.mu.Unlock()
+		w.sleep()
+		e.mu.Lock()
+	}
+	r := e.todo.pop()
+	other := e.summon()
+	e.mu.Unlock()
+	other.ring()
+	return r
 }
 
 // perform makes the system call for the step of r. A call that a signal cut short is made again. scratch has room for one
@@ -239,7 +278,13 @@ func (e *threadsEngine) close() {
 	e.mu.Lock()
 	e.closing = true
 	e.todo = requestList{}
-	e.work.Broadcast()
+	idle := e.idle
+	e.idle = nil
 	e.mu.Unlock()
+	for idle != nil {
+		next := idle.next
+		idle.ring()
+		idle = next
+	}
 	e.ended.Wait()
 }
