@@ -26,6 +26,7 @@ var floors = map[string]int{
 	"cmd/sluice":         11,
 	"internal/cli":       10,
 	"":                   9, // the public root package
+	"internal/demo":      9,
 	"internal/daemon":    8,
 	"internal/bench":     8,
 	"internal/guestvm":   8,
