@@ -61,6 +61,7 @@ built-in driver does the same jobs, and the report says so.`),
 	set.StringVar(&f.kernel, "kernel", "", "a bzImage, or a directory that holds one and its modules (default: the host's or Debian's)")
 	set.BoolVar(&f.console, "console", false, "show the guest's console")
 	f.log.add(set)
+	f.log.quiet(set)
 	return cmd
 }
 

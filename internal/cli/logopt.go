@@ -21,6 +21,13 @@ func (f *logFlags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.format, "log-format", "text", "form of the log on standard error: text or json")
 }
 
+// quiet makes warn the default, for verbs whose output is a report and not a log.
+func (f *logFlags) quiet(set *pflag.FlagSet) {
+	const level = "warn"
+	f.level = level
+	set.Lookup("log-level").DefValue = level
+}
+
 // logger makes the logger, or a usage error.
 func (f *logFlags) logger(w io.Writer) (*slog.Logger, error) {
 	levels := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}

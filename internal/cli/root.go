@@ -74,7 +74,7 @@ Exit status: 0 done, 1 failed, 2 the command line could not be understood.`),
 	root.SetOut(s.Out)
 	root.SetErr(s.Err)
 	root.SetHelpCommand(&cobra.Command{Use: "no-help", Hidden: true}) // --help says it all
-	root.AddCommand(newServe(s), newDoctor(s), newVersion(s))
+	root.AddCommand(newServe(s), newBench(s), newDemo(s), newDoctor(s), newVersion(s))
 	return root
 }
 
