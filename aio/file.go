@@ -35,8 +35,7 @@ type File struct {
 	noDSYNC  bool // it answered RWF_DSYNC with EOPNOTSUPP: durable writes are followed by fdatasync
 	noFDSYNC bool // it answered IOCB_CMD_FDSYNC with EINVAL: the threads do it
 
-	pending int   // submitted and not completed
-	index   int32 // of the engine that registers files
+	pending int // submitted and not completed
 	closed  bool
 }
 

@@ -85,7 +85,6 @@ type Request struct {
 	file  *File
 	moved int64 // bytes done so far, when the kernel did only a part
 	res   int64 // what the last transfer answered, where an engine has to carry it from another thread
-	slot  uint32
 	stage stage
 	step  step
 	tries uint8 // answers of EINTR and EAGAIN in a row

@@ -144,7 +144,7 @@ func (c *Context) Reap(events []Event) int {
 	case c.closed || len(events) == 0:
 		return 0
 	case c.ring == nil:
-		return c.getevents(0, events)
+		return c.getevents(events)
 	}
 	// Head is ours: the kernel reads it to learn what it may overwrite.
 	head := c.ring.Head
@@ -152,7 +152,7 @@ func (c *Context) Reap(events []Event) int {
 	// that we see is whole.
 	tail := atomic.LoadUint32(&c.ring.Tail)
 	if head >= c.nr || tail >= c.nr {
-		return c.getevents(0, events) // not as we know it; the kernel sorts it out
+		return c.getevents(events) // not as we know it; the kernel sorts it out
 	}
 	n := 0
 	for head != tail && n < len(events) {
@@ -168,17 +168,9 @@ func (c *Context) Reap(events []Event) int {
 	return n
 }
 
-// Wait takes completions as Reap does, and waits in the kernel until there are minNr. A signal may cut it short: the
-// answer may be less than minNr.
-func (c *Context) Wait(minNr int, events []Event) int {
-	if c.closed || len(events) == 0 {
-		return 0
-	}
-	return c.getevents(min(minNr, len(events)), events)
-}
-
-func (c *Context) getevents(minNr int, events []Event) int {
-	n, err := c.kernel.Getevents(c.id, minNr, events)
+// getevents asks the kernel for completions without waiting.
+func (c *Context) getevents(events []Event) int {
+	n, err := c.kernel.Getevents(c.id, 0, events)
 	if err != nil {
 		return 0 // EINTR: nothing was taken, and the caller looks again
 	}

@@ -196,25 +196,6 @@ func TestBadRequestInTheMiddle(t *testing.T) {
 	collect(t, c, 2)
 }
 
-func TestWait(t *testing.T) {
-	c := newContext(t, 8)
-	fd := tempFile(t, 4096)
-	buf := make([]byte, 512)
-	var cb IOCB
-	PrepRead(&cb, fd, sys.IOVecOf(buf), 0)
-	Tag(&cb, 77)
-	if n, err := c.Submit([]*IOCB{&cb}); n != 1 || err != nil {
-		t.Fatalf("submit: %d, %v", n, err)
-	}
-	events := make([]Event, 4)
-	for n := 0; n == 0; {
-		n = c.Wait(1, events)
-	}
-	if events[0].Data != 77 || events[0].Res != 512 {
-		t.Fatalf("event %+v", events[0])
-	}
-}
-
 // TestSignalNeverWaits fills a blocking eventfd to its limit, so that a write to it would wait, and has a completion
 // signal it all the same.
 func TestSignalNeverWaits(t *testing.T) {
@@ -305,7 +286,7 @@ func TestCloseGivesTheContextBack(t *testing.T) {
 	if n, err := c.Submit([]*IOCB{{}}); n != 0 || err != syscall.EBADF {
 		t.Errorf("submit after close: %d, %v", n, err)
 	}
-	if c.Ready() || c.Reap(make([]Event, 1)) != 0 || c.Wait(1, make([]Event, 1)) != 0 {
+	if c.Ready() || c.Reap(make([]Event, 1)) != 0 {
 		t.Error("completions after close")
 	}
 }
