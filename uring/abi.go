@@ -99,7 +99,7 @@ const (
 	IORING_POLL_ADD_MULTI        uint32 = 1 << 0 // 5.13
 	IORING_POLL_UPDATE_EVENTS    uint32 = 1 << 1 // 5.13
 	IORING_POLL_UPDATE_USER_DATA uint32 = 1 << 2 // 5.13
-	IORING_POLL_ADD_LEVEL        uint32 = 1 << 3 // 6.0
+	IORING_POLL_ADD_LEVEL        uint32 = 1 << 3 // named by the headers since 6.0, refused by POLL_ADD in 6.1 and 6.18
 
 	IORING_ASYNC_CANCEL_ALL      uint32 = 1 << 0 // 5.19
 	IORING_ASYNC_CANCEL_FD       uint32 = 1 << 1 // 5.19
@@ -120,7 +120,6 @@ const (
 
 // Flags of one read or write (preadv2(2)), for [SQE.PrepReadv] and [SQE.PrepWritev].
 const (
-	RWF_HIPRI  uint32 = 0x01
 	RWF_DSYNC  uint32 = 0x02 // the write is durable when it completes
 	RWF_SYNC   uint32 = 0x04
 	RWF_NOWAIT uint32 = 0x08

@@ -55,9 +55,10 @@
 //
 // # What comes back
 //
-// Calls into the kernel return the bare errno (EINTR, EAGAIN, EBUSY, ETIME and so on, see [Ring.SubmitAndWait]) and
+// Calls that submit or wait return the bare errno (EINTR, EAGAIN, EBUSY, ETIME and so on, see [Ring.SubmitAndWait]) and
 // retry nothing: whether to wait again is the caller's affair. No entry is ever lost by an error: what the kernel did not
-// take stays in the queue, in order, and goes out with the next call. Set-up errors are wrapped and say what would help.
+// take stays in the queue, in order, and goes out with the next call. Errors of set-up and registration are wrapped, say
+// what would help, and are never EINTR.
 //
 // # What it does not do
 //

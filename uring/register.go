@@ -16,8 +16,14 @@ import (
 
 // register makes one io_uring_register call and wraps its error: what names what is registered.
 func (r *Ring) register(what string, opcode uint32, arg unsafe.Pointer, nr uint32) (int, error) {
+	if r.closed {
+		return 0, fmt.Errorf("%s: %w (the ring is closed)", what, syscall.EBADF) // -1 has a meaning of its own to the kernel
+	}
 	address(arg) // keep it, and above all buffers that it names, off the stack
 	n, err := sys.IOUringRegister(r.fd, opcode, arg, nr)
+	for errors.Is(err, syscall.EINTR) { // older kernels wait for requests when a table is dropped, and leave it whole if cut short
+		n, err = sys.IOUringRegister(r.fd, opcode, arg, nr)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w%s", what, err, registerRemedy(err, opcode))
 	}

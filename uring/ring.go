@@ -159,11 +159,11 @@ func (r *Ring) Close() error {
 	if r.closed {
 		return nil
 	}
-	r.closed = true
 	// A thread's table of rings holds a reference of its own; on another thread the same slot is another ring's.
 	if r.ringTid != 0 && r.ringTid == sys.Gettid() {
 		_ = r.unregisterRingFD() // the kernel frees the slot when the thread ends
 	}
+	r.closed = true
 	var errs []error
 	for _, mem := range [][]byte{r.sqeMem, r.ringMem} {
 		if mem == nil {
@@ -176,7 +176,7 @@ func (r *Ring) Close() error {
 	if err := sys.IOUringClose(r.fd); err != nil {
 		errs = append(errs, fmt.Errorf("close io_uring: %w", err))
 	}
-	r.sqeMem, r.ringMem, r.fd, r.enterFd = nil, nil, -1, -1
+	r.sqeMem, r.ringMem, r.fd, r.enterFd, r.extArg = nil, nil, -1, -1, true
 	r.sq, r.cq = closedSQ(), closedCQ()
 	return errors.Join(errs...)
 }

@@ -9,7 +9,9 @@ package uring
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
@@ -17,12 +19,15 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/sluice-blk/sluice/internal/sys"
 )
 
 // patience is how long a test waits for what must come. It is never waited for when all is well.
 const patience = 60 * time.Second
 
 func TestMain(m *testing.M) {
+	startPoller()
 	before := openFDs()
 	code := m.Run()
 	if code == 0 {
@@ -38,19 +43,23 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// openFDs lists the process's open descriptors, the Go poller's own left out.
-func openFDs() []string {
-	dir, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return nil // no /proc mounted
+// startPoller makes the Go runtime open the descriptors that it keeps for good.
+func startPoller() {
+	if r, w, err := os.Pipe(); err == nil {
+		r.Close()
+		w.Close()
 	}
+}
+
+// openFDs lists the process's open descriptors; it is empty where /proc is not mounted.
+func openFDs() []string {
+	dir, _ := os.ReadDir("/proc/self/fd")
 	var open []string
 	for _, e := range dir {
-		target, err := os.Readlink("/proc/self/fd/" + e.Name())
-		if err != nil || strings.HasPrefix(target, "anon_inode:[eventpoll]") || strings.HasPrefix(target, "anon_inode:[eventfd]") {
-			continue // gone again, or of the Go poller
+		// What is gone already was the descriptor of the directory itself.
+		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil {
+			open = append(open, e.Name()+" "+target)
 		}
-		open = append(open, e.Name()+" "+target)
 	}
 	return open
 }
@@ -63,7 +72,11 @@ func newTestRing(t testing.TB, entries uint32, o *Options) *Ring {
 	r, err := New(entries, o)
 	if err != nil {
 		runtime.UnlockOSThread()
-		skipIfMissing(t, err)
+		var flags SetupFlags
+		if o != nil {
+			flags = o.flags()
+		}
+		skipIfMissing(t, err, flags)
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -75,14 +88,56 @@ func newTestRing(t testing.TB, entries uint32, o *Options) *Ring {
 	return r
 }
 
-// skipIfMissing skips the test if err says that this kernel does not have what was asked for.
-func skipIfMissing(t testing.TB, err error) {
-	t.Helper()
-	for _, missing := range []syscall.Errno{syscall.EINVAL, syscall.ENOSYS, syscall.EPERM} {
-		if errors.Is(err, missing) {
-			t.Skipf("needs more than this kernel has: %v", err)
-		}
+// flagsSince tells which kernel brought the youngest of the set-up flags.
+func flagsSince(f SetupFlags) string {
+	switch {
+	case f&SetupNoSQArray != 0:
+		return "6.6"
+	case f&SetupDeferTaskrun != 0:
+		return "6.1"
+	case f&SetupSingleIssuer != 0:
+		return "6.0"
+	case f&(SetupCoopTaskrun|SetupTaskrunFlag|SetupSQE128|SetupCQE32) != 0:
+		return "5.19"
+	case f&SetupSubmitAll != 0:
+		return "5.18"
 	}
+	return "5.10"
+}
+
+// skipIfMissing skips the test if err, of a set-up with flags, says that this kernel does not have what was asked for.
+func skipIfMissing(t testing.TB, err error, flags SetupFlags) {
+	t.Helper()
+	switch {
+	case errors.Is(err, syscall.ENOSYS), errors.Is(err, syscall.EPERM):
+		t.Skipf("needs io_uring, which this system does not offer: %v", err)
+	case errors.Is(err, syscall.EINVAL):
+		missing(t, "set-up flags "+flags.String(), flagsSince(flags))
+	}
+}
+
+// missing skips the test because the kernel lacks something that came with Linux since. A kernel that is not older does
+// not lack it: then the test fails.
+func missing(t testing.TB, what, since string) {
+	t.Helper()
+	_, release, _, _, err := sys.Uname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kernelNumber(t, release) >= kernelNumber(t, since) {
+		t.Fatalf("no %s on Linux %s, which has it since %s", what, release, since)
+	}
+	t.Skipf("needs %s of Linux %s", what, since)
+}
+
+// kernelNumber makes the first two parts of a kernel's version comparable.
+func kernelNumber(t testing.TB, version string) int {
+	t.Helper()
+	var major, minor int
+	if _, err := fmt.Sscanf(version, "%d.%d", &major, &minor); err != nil {
+		t.Fatalf("kernel version %q: %v", version, err)
+	}
+	return major*1000 + minor
 }
 
 // needOp skips the test if the kernel lacks an operation.
@@ -93,7 +148,7 @@ func needOp(t testing.TB, r *Ring, op uint8, since string) {
 		t.Fatal(err)
 	}
 	if !p.Supports(op) {
-		t.Skipf("needs operation %d of Linux %s", op, since)
+		missing(t, fmt.Sprintf("operation %d", op), since)
 	}
 }
 
@@ -115,7 +170,8 @@ func wait(t testing.TB, r *Ring, n int) []CQE {
 	var buf [64]CQE
 	for len(got) < n {
 		if _, err := r.SubmitAndWait(1, patience); err != nil && !errors.Is(err, syscall.EINTR) {
-			t.Fatalf("wait for completion %d of %d: %v", len(got)+1, n, err)
+			t.Fatalf("wait for completion %d of %d: %v (%d entries pending, %d completions ready, flags %#x)", len(got)+1, n, err,
+				r.SQPending(), r.CQReady(), *r.sq.flags)
 		}
 		got = append(got, buf[:r.Reap(buf[:min(len(buf), n-len(got))])]...)
 		if time.Now().After(deadline) {
@@ -133,6 +189,98 @@ func one(t testing.TB, r *Ring, userData uint64) CQE {
 		t.Fatalf("completion of request %d, want %d", c.UserData, userData)
 	}
 	return c
+}
+
+// run submits one request and returns its completion.
+func run(t testing.TB, r *Ring, prep func(*SQE)) CQE {
+	t.Helper()
+	s := sqe(t, r)
+	prep(s)
+	s.UserData = 4711
+	return one(t, r, 4711)
+}
+
+// must is run of a request that must give res.
+func must(t testing.TB, r *Ring, what string, res int32, prep func(*SQE)) {
+	t.Helper()
+	if c := run(t, r, prep); c.Res != res {
+		t.Fatalf("%s: result %d (%v), want %d", what, c.Res, c.Err(), res)
+	}
+}
+
+// fails is run of a request that must fail with errno.
+func fails(t testing.TB, r *Ring, what string, errno syscall.Errno, prep func(*SQE)) {
+	t.Helper()
+	must(t, r, what, -int32(errno), prep)
+}
+
+// byUserData sorts completions into a map; two of one request fail the test.
+func byUserData(t testing.TB, cs []CQE) map[uint64]CQE {
+	t.Helper()
+	m := make(map[uint64]CQE, len(cs))
+	for _, c := range cs {
+		if _, twice := m[c.UserData]; twice {
+			t.Fatalf("request %d completed twice", c.UserData)
+		}
+		m[c.UserData] = c
+	}
+	return m
+}
+
+// wantRes checks the result of one request among several.
+func wantRes(t testing.TB, m map[uint64]CQE, userData uint64, res int32) {
+	t.Helper()
+	if c, ok := m[userData]; !ok || c.Res != res {
+		t.Errorf("request %d: result %d (%v, completed: %t), want %d", userData, c.Res, c.Err(), ok, res)
+	}
+}
+
+// quiet checks that no completion is there or comes by getting events.
+func quiet(t testing.TB, r *Ring) {
+	t.Helper()
+	if _, err := r.SubmitAndGetEvents(); err != nil {
+		t.Fatal(err)
+	}
+	if c := r.PeekCQE(); c != nil {
+		t.Fatalf("unexpected completion %+v", *c)
+	}
+}
+
+// pipe makes a pipe of blocking descriptors that live as long as the test.
+func pipe(t testing.TB) (r, w int) {
+	t.Helper()
+	var p [2]int
+	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		syscall.Close(p[0])
+		syscall.Close(p[1])
+	})
+	return p[0], p[1]
+}
+
+// put writes to a descriptor behind the ring's back.
+func put(t testing.TB, fd int, text string) {
+	t.Helper()
+	if n, err := syscall.Write(fd, []byte(text)); n != len(text) {
+		t.Fatalf("wrote %d bytes: %v", n, err)
+	}
+}
+
+// tempFile makes a file with content and returns its descriptor and path.
+func tempFile(t testing.TB, content string) (int, string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := syscall.Open(path, syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Close(fd) })
+	return fd, path
 }
 
 // forEachKind runs f on a ring of each kind whose code paths differ.
@@ -158,7 +306,9 @@ func forEachKind(t *testing.T, f func(t *testing.T, r *Ring)) {
 	t.Run("registered_fd", func(t *testing.T) {
 		r := newTestRing(t, 8, nil)
 		if err := r.RegisterRingFD(); err != nil {
-			skipIfMissing(t, err)
+			if errors.Is(err, syscall.EINVAL) {
+				missing(t, "registered rings", "5.18")
+			}
 			t.Fatal(err)
 		}
 		f(t, r)
@@ -177,6 +327,12 @@ func TestEveryRequestCompletesOnceInAllKindsOfRings(t *testing.T) {
 				}
 				s.PrepNop()
 				s.UserData = uint64(next)
+			}
+			if next == done { // SQPOLL: the last completion was here before the places were given back
+				if err := r.WaitSQ(); err != nil && !errors.Is(err, syscall.EINTR) {
+					t.Fatal(err)
+				}
+				continue
 			}
 			for _, c := range wait(t, r, 1) {
 				if c.Res != 0 {

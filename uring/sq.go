@@ -153,7 +153,8 @@ func (r *Ring) SubmitAndWait(n uint32, timeout time.Duration) (int, error) {
 }
 
 // WaitSQ waits until the submission queue has room. It is for rings with SQPoll, where the kernel takes entries in its
-// own time; on others room comes with Submit.
+// own time, and may show their completions before it gives their places back; on others room comes with Submit, and
+// WaitSQ does nothing. It may return early with EINTR.
 func (r *Ring) WaitSQ() error {
 	if r.flags&SetupSQPoll == 0 || r.SQSpace() > 0 {
 		return nil

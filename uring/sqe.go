@@ -61,17 +61,17 @@ func (s *SQE) prep(op uint8, fd int, off, addr uint64, n, opFlags uint32) {
 	*s = SQE{Opcode: op, Fd: int32(fd), Off: off, Addr: addr, Len: n, OpFlags: opFlags}
 }
 
-// escaped makes escape analysis believe that a pointer given to address outlives the call.
-var (
-	escaped    unsafe.Pointer
-	keepEscape bool // never set
-)
+// sink makes escape analysis believe that a pointer given to address outlives the call.
+var sink struct {
+	open bool // never
+	p    unsafe.Pointer
+}
 
 // address is p as the kernel sees it. What p points to cannot be on a Go stack: the assignment that never runs makes the
 // compiler put it on the heap. It does not keep it alive.
 func address(p unsafe.Pointer) uint64 {
-	if keepEscape {
-		escaped = p
+	if sink.open {
+		sink.p = p
 	}
 	return uint64(uintptr(p))
 }
