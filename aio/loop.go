@@ -182,8 +182,11 @@ func nanotime() int64 { return int64(time.Since(epoch)) }
 // first), watches, engines and the poller are closed, and Run gives nil. The descriptors that the watches borrowed stay
 // open. A loop runs once.
 func (l *Loop) Run(ctx context.Context) error {
-	if !l.running.CompareAndSwap(false, true) || l.closed {
-		return fmt.Errorf("run %s: it has run before", l.opts.Name)
+	l.postMu.Lock()
+	again := l.running.Swap(true)
+	l.postMu.Unlock()
+	if again || l.closed {
+		return fmt.Errorf("run %s: it has run before, or was closed", l.opts.Name)
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

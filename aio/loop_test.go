@@ -5,11 +5,16 @@ package aio
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"runtime"
+	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/sluice-blk/sluice/internal/sys"
 )
 
 // The suite below runs the same named tests on every poller, because the promise of the package is that they cannot be
@@ -146,6 +151,17 @@ func openFDs(t testing.TB) int {
 	return len(entries)
 }
 
+func TestPollerIsNamed(t *testing.T) {
+	for k := PollerAuto; k <= PollerPoll; k++ {
+		if got, err := ParsePoller(k.String()); err != nil || got != k {
+			t.Errorf("ParsePoller(%q) = %v, %v", k.String(), got, err)
+		}
+	}
+	if _, err := ParsePoller("kqueue"); err == nil {
+		t.Error("ParsePoller takes a poller that there is not")
+	}
+}
+
 func TestRunEndsWithItsContext(t *testing.T) {
 	eachPoller(t, func(t *testing.T, o LoopOptions) {
 		before := openFDs(t)
@@ -173,53 +189,145 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	})
 }
 
-func TestReadinessIsLevelTriggered(t *testing.T) {
+// What is posted from inside the last posted functions runs still, requests in flight come home.
+func TestRunFinishesWhatWasPosted(t *testing.T) {
 	eachPoller(t, func(t *testing.T, o LoopOptions) {
-		rd, wr := pipe(t)
-		const messages = 1000
-		if _, err := wr.Write(make([]byte, messages)); err != nil {
+		l, err := NewLoop(&o)
+		if err != nil {
 			t.Fatal(err)
 		}
-		got := make(chan int, 1)
-		n := 0
-		start(t, o, func(l *Loop) {
-			_, err := l.Watch(int(rd.Fd()), EventRead, readyFunc(func(w *Watch, ev Events) {
-				var b [1]byte // one message a call, the rest stays
-				if _, err := rd.Read(b[:]); err != nil {
-					t.Error(err)
-				}
-				if n++; n == messages {
-					w.Close()
-					got <- n
-				}
-			}))
-			if err != nil {
-				t.Fatal(err)
-			}
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		var order []string
+		outcome := &Request{Done: doneFunc(func(*Request, error) { order = append(order, "outcome") })}
+		l.Post(func() {
+			order = append(order, "first")
+			l.Post(func() {
+				order = append(order, "second")
+				l.CompleteLater(outcome, nil)
+			})
 		})
-		wait(t, got)
+		if err := l.Run(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if want := "[first second outcome]"; fmt.Sprint(order) != want {
+			t.Errorf("ran %v, want %s", order, want)
+		}
 	})
 }
 
-func TestTimers(t *testing.T) {
+func TestCloseOfALoopThatNeverRan(t *testing.T) {
 	eachPoller(t, func(t *testing.T, o LoopOptions) {
-		done := make(chan []int, 1)
-		var order []int
-		start(t, o, func(l *Loop) {
-			l.Plug()
-			l.Unplug()
-			for _, ms := range []int{5, 1, 3, 2, 4} {
-				l.Timer(time.Duration(ms)*time.Millisecond, timerFunc(func(*Timer) {
-					if order = append(order, ms); len(order) == 5 {
-						done <- order
-					}
-				}))
+		before := openFDs(t)
+		rd, _ := pipe(t)
+		l, err := NewLoop(&o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := l.Watch(int(rd.Fd()), EventRead, readyFunc(func(*Watch, Events) { t.Error("called") }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
 			}
-		})
-		for i, ms := range wait(t, done) {
-			if ms != i+1 {
-				t.Fatalf("timers out of order: %v", order)
+			w.Close()
+		}
+		if err := w.Modify(EventRead); !errors.Is(err, ErrClosed) {
+			t.Errorf("Modify after the end: %v", err)
+		}
+		if err := l.Run(context.Background()); err == nil {
+			t.Error("a closed loop runs")
+		}
+		l.Post(func() { t.Error("posted after the end") })
+		if n := openFDs(t); n != before+2 { // the pipe
+			t.Errorf("%d descriptors open, %d before", n, before)
+		}
+	})
+}
+
+// An idle loop sleeps: it neither turns nor enters the kernel. Garbage collections, whose signals cut waits short, do
+// not change that much.
+func TestIdleLoopSleeps(t *testing.T) {
+	eachPoller(t, func(t *testing.T, o LoopOptions) {
+		for _, window := range []time.Duration{0, 50 * time.Microsecond} {
+			o.PollMax = window
+			r := start(t, o, nil)
+			before := r.Stats()
+			for range 20 {
+				runtime.GC()
+				time.Sleep(5 * time.Millisecond)
+			}
+			after := r.Stats()
+			if turns := after.Turns - before.Turns; turns > 100 {
+				t.Errorf("PollMax %v: %d turns while nothing happened", window, turns)
+			}
+			if err := r.stop(); err != nil {
+				t.Fatal(err)
+			}
+			if last := r.Stats(); last.Turns < after.Turns || last.Posted == 0 {
+				t.Errorf("counters after the end: %+v", last)
 			}
 		}
 	})
+}
+
+func TestPinnedLoopIsUnpinnedAtTheEnd(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before, on, after sys.CPUSet
+	if err := sys.SchedGetaffinity(&before); err != nil {
+		t.Skipf("needs sched_getaffinity: %v", err)
+	}
+	cpu := 0
+	for !before.IsSet(cpu) {
+		cpu++
+	}
+	l, err := NewLoop(&LoopOptions{Pin: true, CPU: cpu})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	l.Post(func() {
+		_ = sys.SchedGetaffinity(&on)
+		cancel()
+	})
+	if err := l.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if on.Count() != 1 || !on.IsSet(cpu) {
+		t.Errorf("the loop ran on %d processors, want processor %d alone", on.Count(), cpu)
+	}
+	if err := sys.SchedGetaffinity(&after); err != nil || after != before {
+		t.Errorf("the thread stays pinned (%v)", err)
+	}
+
+	l, err = NewLoop(&LoopOptions{Pin: true, CPU: 1023})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Run(context.Background()); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("Run on a processor that there is not: %v, want EINVAL", err)
+	}
+}
+
+// A mistake of a handler ends the program, as anywhere in Go; it must not be swallowed.
+func TestPanicOfAHandlerIsNotCaught(t *testing.T) {
+	l, err := NewLoop(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if p := recover(); p != "mistake" {
+			t.Errorf("recovered %v", p)
+		}
+		l.running.Store(false) // so that Close gives the descriptors back
+		l.tid.Store(0)
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	l.Post(func() { panic("mistake") })
+	_ = l.Run(context.Background())
 }

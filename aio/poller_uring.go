@@ -133,6 +133,11 @@ func (p *uringPoller) enter(fd int, toSubmit, minComplete, flags uint32, arg uns
 
 func (p *uringPoller) wait(timeout int64) error {
 	p.queuePolls()
+	if p.l.more() {
+		timeout = 0 // the queue was full on the way, and completions were taken to make room
+	} else if timeout != 0 && len(p.arm)+len(p.cancel) > 0 {
+		timeout = backoff // the kernel takes nothing now; who is not polled must not be forgotten over a long sleep
+	}
 	var err error
 	if timeout == 0 {
 		_, err = p.ring.SubmitAndGetEvents()
@@ -140,6 +145,14 @@ func (p *uringPoller) wait(timeout int64) error {
 		_, err = p.ring.SubmitAndWait(1, time.Duration(timeout))
 	}
 	found := p.reap()
+	for p.ring.CQOverflowed() && p.ring.FlushOverflow() == nil {
+		// The queue was full, and what did not fit is as old as what did. Taken now, it is not news of a turn ago.
+		n := p.reap()
+		if n == 0 {
+			break
+		}
+		found += n
+	}
 	if err = excused(err); err != nil || found > 0 || timeout == 0 {
 		return p.fatal(err)
 	}

@@ -30,10 +30,13 @@ func (l *Loop) Counters() *Counters {
 
 // Stats copies the counters. While the loop runs, the loop makes the copy in its next turn and the caller waits for it.
 //
-// May be called from any goroutine. Before Run, from the one that sets the loop up.
+// May be called from any goroutine; for a loop that a foreign loop drives, from the one that drives it.
 func (l *Loop) Stats() Stats {
-	if !l.running.Load() || l.onLoop() {
+	if l.onLoop() {
 		return l.snapshot()
+	}
+	if s, ok := l.atRest(); ok {
+		return s
 	}
 	var s Stats
 	if err := l.Call(context.Background(), func() error { s = l.snapshot(); return nil }); err != nil {
@@ -41,6 +44,16 @@ func (l *Loop) Stats() Stats {
 		return l.last
 	}
 	return s
+}
+
+// atRest is the snapshot of a loop that Run does not drive yet. The lock keeps Run from beginning meanwhile.
+func (l *Loop) atRest() (s Stats, ok bool) {
+	l.postMu.Lock()
+	defer l.postMu.Unlock()
+	if l.running.Load() {
+		return s, false
+	}
+	return l.snapshot(), true
 }
 
 func (l *Loop) snapshot() Stats {
