@@ -196,10 +196,14 @@ func TestOffsetOfARegionNeedNotBeAligned(t *testing.T) {
 			t.Errorf("got %q, %v", b, err)
 		}
 	}
-	if b, err := m.Slice(0x1003, 2*page); err != nil {
-		t.Error(err)
-	} else {
-		b[2*page-1] = 1 // the last byte is mapped
+	b, err := m.Slice(0x1003, 2*page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[2*page-1] = 0x77 // mapped to the last byte, and not by a neighbour
+	var last [1]byte
+	if _, err := w.ReadAt(last[:], offset+2*page-1); err != nil || last[0] != 0x77 {
+		t.Errorf("the last byte of the region is %#x in the file (%v)", last[0], err)
 	}
 	m.Release()
 	if n := mapped(t, name); n != 0 {

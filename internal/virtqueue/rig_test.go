@@ -179,4 +179,12 @@ func (r *rig) mustBreak(t testing.TB) {
 	if r.q.LastAvail() != at || r.q.InFlight() != held {
 		t.Errorf("the broken entry was taken: %d in flight, next %d", r.q.InFlight(), r.q.LastAvail())
 	}
+	for i := range r.d.Size() { // the driver repents, which is too late
+		r.d.SetAvail(at+i, i)
+		r.d.SetDesc(i, virtqueue.Desc{Addr: r.buf.Addr, Len: 1})
+	}
+	r.d.SetAvailIdx(at + 1)
+	if ok, err := r.q.Pop(r.c); ok || err == nil {
+		t.Errorf("pop: %v, %v; want the queue to stay broken", ok, err)
+	}
 }

@@ -174,6 +174,84 @@ func guest(r *rig, items uint64, kick, call, stop chan struct{}) error {
 	return nil
 }
 
+// Each side stores and then looks at what the other stored; if neither sees the other, both sleep for ever. The two run
+// into that window together, again and again, on two threads: without the fences they miss each other within seconds.
+func TestBothSidesNeverMissEachOther(t *testing.T) {
+	if runtime.NumCPU() < 2 {
+		t.Skip("needs two CPUs: on one the sides do not run at the same time")
+	}
+	for _, event := range []bool{true, false} {
+		t.Run(fmt.Sprintf("event index %v", event), func(t *testing.T) {
+			r := newRig(t, virtqtest.DriverConfig{Size: 16, EventIdx: event})
+			one := []virtqtest.Segment{seg(r.buf.Addr, 1)}
+			var meet gate
+			var kick, done bool // the driver writes them before a meeting, and the device's side reads them after it
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				runtime.LockOSThread()
+				for !meet.open.Load() {
+					r.d.DisarmCalls()
+					r.d.Add(one, nil)
+					meet.pass(0)
+					kick = r.d.Publish()
+					meet.pass(0)
+					meet.pass(0) // the device has pushed
+					done = r.d.ArmCalls(1)
+					meet.pass(0)
+					r.d.Used()
+				}
+			}()
+			defer func() {
+				meet.open.Store(true)
+				<-ended
+			}()
+			begin := time.Now()
+			for round := 0; round < meetings && time.Since(begin) < meetingTime; round++ {
+				r.q.DisableKicks()
+				meet.pass(1)
+				more := r.q.EnableKicks()
+				meet.pass(1)
+				if !more && !kick {
+					t.Fatalf("round %d: the device sees no chain, and the driver does not kick", round)
+				}
+				r.pop(t)
+				r.q.Push(r.c.Head, 0)
+				meet.pass(1)
+				notify := r.q.Publish()
+				meet.pass(1)
+				if !notify && !done {
+					t.Fatalf("round %d: the driver sees no completion, and the device does not notify", round)
+				}
+			}
+		})
+	}
+}
+
+// Where other work takes a CPU away, a meeting takes as long as the scheduler likes: the time is a bound, not a demand.
+const (
+	meetings    = 100_000
+	meetingTime = 3 * time.Second
+)
+
+// gate lets two threads go on at the same instant: both arrive, then both pass.
+type gate struct {
+	arrived [2]struct {
+		n atomic.Uint32
+		_ [60]byte // a cache line each
+	}
+	open atomic.Bool // nobody waits any more
+}
+
+func (g *gate) pass(side int) {
+	n := g.arrived[side].n.Add(1)
+	for spins := 1; g.arrived[1-side].n.Load() < n && !g.open.Load(); spins++ {
+		if spins%10_000 == 0 {
+			runtime.Gosched() // the other thread may need this CPU
+		}
+	}
+}
+
 // A driver may change anything at any time: descriptors between their copy and their use, indices, heads.
 func TestADriverThatScribblesWhileTheDeviceWorksGainsNothing(t *testing.T) {
 	h := newHostile(t)

@@ -103,6 +103,7 @@ func TestReadsAndWritesStayOnTheDisk(t *testing.T) {
 		{1 << 55, 512, capacity, StatusIOErr}, {math.MaxUint64, 512, capacity, StatusIOErr},
 		{math.MaxUint64, 4096, capacity, StatusIOErr}, {math.MaxUint64 - 6, 4096, capacity, StatusIOErr},
 		{1 << 55, 512, math.MaxUint64, StatusIOErr}, {0, 512, math.MaxUint64, StatusIOErr}, // no place for such a disk
+		{0, 512, 1 << 54, StatusIOErr}, {0, 512, 1<<54 - 1, StatusOK}, {1<<54 - 2, 512, 1<<54 - 1, StatusOK},
 	} {
 		h := Header{Sector: c.sector}
 		offset, s := h.Range(c.length, c.capacity)
