@@ -12,7 +12,7 @@ import (
 // depth below. Requests submitted meanwhile, and from then on, wait at the door in their order until Resume. Drains are
 // counted: each one that returned nil needs its Resume. When ctx ends first, the door is as it was before.
 //
-// It waits for the loops, so it must not be called on one. Otherwise safe for concurrent use.
+// It waits for the loops, so it must not be called on one, and a loop that has ended makes it wait until ctx ends. Otherwise safe for concurrent use.
 func (h *Handle) Drain(ctx context.Context) error {
 	h.mu.Lock()
 	h.drains++

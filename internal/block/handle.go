@@ -149,13 +149,15 @@ func (h *Handle) Stats(ctx context.Context) (Counters, error) {
 	sum, queues := h.past, append([]*HandleQueue(nil), h.queues...)
 	h.mu.Unlock()
 	for _, q := range queues {
+		part := new(Counters) // its own, since the call may run after ctx has ended
 		err := q.loop.Call(ctx, func() error {
-			sum.add(&q.count)
+			*part = q.count
 			return nil
 		})
 		if err != nil {
-			return sum, fmt.Errorf("read the counters of %s: %w", h.info.Name, err)
+			return Counters{}, fmt.Errorf("read the counters of %s: %w", h.info.Name, err)
 		}
+		sum.add(part)
 	}
 	return sum, nil
 }

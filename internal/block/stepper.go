@@ -206,7 +206,12 @@ func (s *stepper) one(st stage, op Op, start, end int64) {
 // readEdges reads the blocks that the step writes only a part of, the first one first.
 func (s *stepper) readEdges(at int64) {
 	align := int64(s.q.alignMask) + 1
+	partial := at > s.start || at+s.n < s.end
 	switch {
+	case partial && s.q.memMask > s.q.alignMask:
+		// The address of the last block in the piece is not aligned as memory must be: all blocks are read at once.
+		s.q.count.Merged++
+		s.one(stageTail, OpRead, s.start, s.end)
 	case at > s.start || at+s.n < s.start+align:
 		s.q.count.Merged++
 		s.one(stageHead, OpRead, s.start, s.start+align)
