@@ -61,6 +61,7 @@ func (l *Loop) runTimers() {
 	for len(l.timers) > 0 && l.timers[0].at <= l.now {
 		t := l.timers[0]
 		l.timers.remove(0)
+		l.counters.Timers++
 		t.h.HandleTimer(t)
 	}
 }

@@ -157,6 +157,7 @@ func (l *Loop) runReady() {
 			continue
 		}
 		if ev &= w.want | always; ev != 0 {
+			l.counters.Ready++
 			w.h.HandleReady(w, ev)
 		}
 	}
