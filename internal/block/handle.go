@@ -35,10 +35,9 @@ type Handle struct {
 	info Info // as the node gave it, with the size cut to whole blocks
 	o    HandleOptions
 
-	writeCache atomic.Bool // completed writes may be volatile; always false when the node has no cache
-	noDiscard  atomic.Bool // the node turned out not to discard
-	noZeroes   atomic.Bool // the node turned out not to write zeroes, keeping the space
-	noUnmap    atomic.Bool // and not to write zeroes giving the space back
+	noDiscard atomic.Bool // the node turned out not to discard
+	noZeroes  atomic.Bool // the node turned out not to write zeroes, keeping the space
+	noUnmap   atomic.Bool // and not to write zeroes giving the space back
 
 	blocks blockTable
 
@@ -57,7 +56,6 @@ func NewHandle(n Node, o *HandleOptions) *Handle {
 	}
 	h.info.Align, h.info.MemAlign = max(h.info.Align, 1), max(h.info.MemAlign, 1)
 	h.info.Size -= h.info.Size % int64(h.info.Align)
-	h.SetWriteCache(h.o.Cache != CacheWritethrough)
 	return h
 }
 
@@ -65,7 +63,7 @@ func NewHandle(n Node, o *HandleOptions) *Handle {
 func (h *Handle) Node() Node { return h.node }
 
 // Info is what the user of the handle sees: any byte range within Size is served, whatever the node's alignment and
-// limits, and what is done by other means is told as Emulated. The write cache is as it is switched now.
+// limits, and what is done by other means is told as Emulated. The write cache is as it is for a new queue.
 func (h *Handle) Info() Info {
 	i := h.info
 	i.Engine = h.node.Info().Engine // known when the first queue has been opened
@@ -76,7 +74,7 @@ func (h *Handle) Info() Info {
 	}
 	i.LogicalBlock = max(i.LogicalBlock, 1)
 	i.PhysicalBlock = max(i.PhysicalBlock, i.LogicalBlock)
-	i.WriteCache = h.writeCache.Load()
+	i.WriteCache = h.cacheWhen(h.o.Cache != CacheWritethrough)
 	if i.Flush == None && !h.info.WriteCache {
 		i.Flush = Emulated // there is nothing to do
 	}
@@ -98,13 +96,11 @@ func (h *Handle) Info() Info {
 	return i
 }
 
-// SetWriteCache switches the write cache, as a guest does. With it off each write, and each write of zeroes, is durable
-// when it completes: by FUA where the node has it, else by a flush after the write. The switch holds for what is
-// submitted after it; it does not flush what was written before (submit a flush for that). A node that has no write
-// cache, and one that can make nothing durable, are not changed by it.
-func (h *Handle) SetWriteCache(on bool) {
+// cacheWhen tells whether there is a write cache when it is switched on or off. A node that has none, and one that can
+// make nothing durable, are not changed by the switch.
+func (h *Handle) cacheWhen(on bool) bool {
 	canDoWithout := h.info.Flush != None || h.info.FUA == Native
-	h.writeCache.Store(h.info.WriteCache && (on || !canDoWithout))
+	return h.info.WriteCache && (on || !canDoWithout)
 }
 
 // Queue makes the handle's face for one loop. Must be called on the loop (see aio.Loop.Call).

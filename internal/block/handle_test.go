@@ -182,9 +182,9 @@ func TestDurableWrites(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d, h, s := disk(t, nil, c.change)
-			h.SetWriteCache(!c.off)
-			if i := h.Info(); i.FUA != c.wantFUAOffer || i.WriteCache != c.wantCacheTold {
-				t.Errorf("handle shows FUA %s, write cache %v", i.FUA, i.WriteCache)
+			told := d.SetWriteCache(!c.off)
+			if i := h.Info(); i.FUA != c.wantFUAOffer || told != c.wantCacheTold {
+				t.Errorf("handle shows FUA %s, write cache %v", i.FUA, told)
 			}
 			for _, at := range []int64{0, 512, 1001} {
 				before := s.Seen(block.OpFlush)

@@ -27,6 +27,7 @@ type HandleQueue struct {
 	readOnly    bool
 	volatile    bool // the node has a write cache
 	nativeFUA   bool
+	writeCache  bool // completed writes may be volatile
 
 	gate     int      // how many drains hold the door shut
 	door     waitList // requests that came since
@@ -55,6 +56,7 @@ func (q *HandleQueue) init() error {
 	q.readOnly = i.ReadOnly || q.h.o.ReadOnly
 	q.volatile = i.WriteCache
 	q.nativeFUA = i.FUA == Native
+	q.writeCache = q.h.cacheWhen(q.h.o.Cache != CacheWritethrough)
 	return q.steps.init(q)
 }
 
@@ -63,6 +65,18 @@ func (q *HandleQueue) Loop() *aio.Loop { return q.loop }
 
 // Counters are the queue's own, live. Must be read on the loop.
 func (q *HandleQueue) Counters() *Counters { return &q.count }
+
+// SetWriteCache switches the write cache of this queue, as a guest does; it begins as the handle's options say. With it
+// off each write, and each write of zeroes, is durable when it completes: by FUA where the node has it, else by a flush
+// after the write. The switch holds for what is submitted after it; it does not flush what was written before (submit a
+// flush for that). A node that has no write cache, and one that can make nothing durable, are not changed by it.
+//
+// It is the queue's and not the handle's, since a disk may have several users: one that cannot flush must not lose its
+// durable writes because another one can.
+func (q *HandleQueue) SetWriteCache(on bool) { q.writeCache = q.h.cacheWhen(on) }
+
+// WriteCache tells whether completed writes may be volatile.
+func (q *HandleQueue) WriteCache() bool { return q.writeCache }
 
 // InFlight is how many requests were submitted and have not completed; those at the door of a drained handle are not
 // counted.
@@ -159,7 +173,7 @@ func (q *HandleQueue) transfer(r *Request) {
 
 // wantsFUA tells whether a write must be durable when it completes, and is not so by itself.
 func (q *HandleQueue) wantsFUA(r *Request) bool {
-	return q.volatile && (r.Flags&FlagFUA != 0 || !q.h.writeCache.Load())
+	return q.volatile && (r.Flags&FlagFUA != 0 || !q.writeCache)
 }
 
 // inRange keeps clear of the overflow that offset+length may be.

@@ -340,8 +340,7 @@ func writeCacheOff(t *testing.T, s Subject) {
 	if err := errors.Join(b.Write(512, w), b.Zero(20000, 5000, 0)); err != nil {
 		t.Fatal(err)
 	}
-	b.h.SetWriteCache(true)
-	if got, want := b.h.Info().WriteCache, b.n.Info().WriteCache; got != want {
+	if got, want := b.SetWriteCache(true), b.n.Info().WriteCache; got != want {
 		t.Errorf("write cache is %v after it was switched on, want %v as the node has it", got, want)
 	}
 	b.expect(t, 512, w)

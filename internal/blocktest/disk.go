@@ -203,6 +203,24 @@ func (d *Disk) Flush() error {
 	return d.Run(&Call{Op: block.OpFlush})
 }
 
+// SetWriteCache switches the write cache of a queue of a handle, and answers how it is then.
+func (d *Disk) SetWriteCache(on bool) (is bool) {
+	d.T.Helper()
+	q, ok := d.Q.(*block.HandleQueue)
+	if !ok {
+		d.T.Fatal("the write cache of a bare node cannot be switched")
+	}
+	err := On(d.T, d.Loop, func() error {
+		q.SetWriteCache(on)
+		is = q.WriteCache()
+		return nil
+	})
+	if err != nil {
+		d.T.Fatal(err)
+	}
+	return is
+}
+
 // Zero writes zeroes.
 func (d *Disk) Zero(offset, length int64, flags block.Flags) error {
 	d.T.Helper()

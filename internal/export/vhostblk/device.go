@@ -147,7 +147,18 @@ func (d *Device) applyWriteCache() {
 	} else if d.features&virtioblk.FeatureConfigWCE == 0 {
 		on = d.info.WriteCache
 	}
-	d.handle.SetWriteCache(on)
+	d.setWriteCache(on)
+}
+
+// setWriteCache switches this device's own faces, on each loop: other users of the disk have theirs. What the guest sends
+// after the answer to its message finds the switch made.
+func (d *Device) setWriteCache(on bool) {
+	for i, face := range d.faces {
+		_ = d.opts.Loops[i].Call(context.Background(), func() error { // fails on a loop that has ended, with its queues
+			face.SetWriteCache(on)
+			return nil
+		})
+	}
 }
 
 // ReadConfig fills p from the configuration space at offset (virtio 1.3, 5.2.4).
@@ -282,5 +293,5 @@ func (d *Device) SetCall(index int, fd int) error {
 func (d *Device) Reset() {
 	d.features = 0
 	d.wce = d.info.WriteCache
-	d.handle.SetWriteCache(d.info.WriteCache)
+	d.setWriteCache(d.info.WriteCache)
 }

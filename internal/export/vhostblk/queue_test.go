@@ -319,6 +319,28 @@ func TestWriteCache(t *testing.T) {
 	}
 }
 
+// A disk may have two guests. One that cannot flush keeps its durable writes when the other, which can, comes.
+func TestWriteCacheIsEachGuestsOwn(t *testing.T) {
+	n, err := mem.New(mem.Options{Size: diskSize, Journal: true})
+	must(t, err)
+	r := newRig(t, n, rigOptions{features: 1 << 40})
+	other, err := New(r.handle, &Options{Loops: []*aio.Loop{r.loop}})
+	must(t, err)
+	defer other.Close()
+	must(t, other.SetFeatures(other.Features()))
+	other.Reset()
+	write := r.standard(virtioblk.TypeOut, 0, 512)
+	copy(write.data.Bytes, bytes.Repeat([]byte{0x77}, 512))
+	if status, _ := r.queues[0].do(write); status != virtioblk.StatusOK {
+		t.Fatalf("status %d", status)
+	}
+	clone, err := n.CrashClone(func(int64) bool { return false })
+	must(t, err)
+	if firstByte(t, clone) != 0x77 {
+		t.Error("the write of a guest that cannot flush does not survive a crash")
+	}
+}
+
 // firstByte reads the first byte of a node through a device of its own, and closes it.
 func firstByte(t *testing.T, n block.Node) byte {
 	t.Helper()
