@@ -266,3 +266,30 @@ func TestExtents(t *testing.T) {
 		t.Errorf("after the discard: %v, %v", got, err)
 	}
 }
+
+// A flush, a durable write and a write to a write-through file ask the kernel to make something durable; an unsafe file
+// never does.
+func TestFlushReachesTheFile(t *testing.T) {
+	requests := func(l *aio.Loop) (n uint64) {
+		for _, e := range l.Stats().Engines {
+			n += e.Requests
+		}
+		return n
+	}
+	for _, c := range []struct {
+		cache block.CacheMode
+		flush uint64 // requests to the kernel
+	}{{block.CacheDefault, 1}, {block.CacheWriteback, 1}, {block.CacheWritethrough, 1}, {block.CacheUnsafe, 0}} {
+		d, _ := guarded(t, file.Options{Path: image(t, 1<<20), Cache: c.cache})
+		if err := d.Write(0, blocktest.Memory(4096, 4096, 0)); err != nil {
+			t.Fatal(err)
+		}
+		before := requests(d.Loop)
+		if err := d.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		if n := requests(d.Loop) - before; n != c.flush {
+			t.Errorf("%s: a flush made %d requests, want %d", c.cache, n, c.flush)
+		}
+	}
+}
