@@ -42,9 +42,14 @@ func OpenDisk(ctx context.Context, c *DiskConfig, loops []*aio.Loop) (*Disk, err
 	return d, nil
 }
 
+// spec describes the graph below the handle. Write-through is the handle's doing, so that the guest can switch it.
 func (c *DiskConfig) spec() graph.Spec {
+	cache := c.Cache
+	if cache == block.CacheWritethrough {
+		cache = block.CacheWriteback
+	}
 	s := graph.Spec{
-		Driver: c.Driver, Path: c.Path, Size: c.Size, Format: c.Format, ReadOnly: c.ReadOnly, Cache: c.Cache, Engine: c.Engine,
+		Driver: c.Driver, Path: c.Path, Size: c.Size, Format: c.Format, ReadOnly: c.ReadOnly, Cache: cache, Engine: c.Engine,
 		IgnoreDiscard: c.NoDiscard, Lock: c.Lock, Latency: c.Latency, Fault: c.Fault,
 	}
 	if c.Path != "" {
