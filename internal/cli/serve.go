@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -65,7 +64,8 @@ func serveText() string {
 	b.WriteString(strings.TrimSpace(`
 Serve disks until SIGTERM or SIGINT. Then the guests' requests in flight are
 finished, the sockets and the image locks go, and the exit status is 0. A second
-signal ends at once, with status 1.
+signal ends at once, with status 1; one that follows the first within a quarter
+of a second is its echo and changes nothing.
 
 A --disk begins a disk, and the exports after it are that disk's. A disk is
 
@@ -74,14 +74,12 @@ A --disk begins a disk, and the exports after it are that disk's. A disk is
 A comma in a value is doubled. Sizes take K, M, G, T (1024) and so on. Keys:
 `))
 	b.WriteString("\n\n")
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, k := range diskKeys {
-		fmt.Fprintf(w, "  %s=%s\n", k.name, k.want)
+		fmt.Fprintf(&b, "  %s=%s\n", k.name, k.want)
 		for _, line := range wrap(k.help, 66) {
-			fmt.Fprintf(w, "          %s\n", line)
+			fmt.Fprintf(&b, "          %s\n", line)
 		}
 	}
-	_ = w.Flush() // a strings.Builder does not fail
 	b.WriteString(strings.TrimRight(`
 An export is --vhost-user with one of
 
