@@ -72,12 +72,3 @@ func KVMVersion(fd int) (int, error) {
 	}
 	return int(v), nil
 }
-
-// Access is access(2) for reading, or for writing too. It answers nil, EACCES, EROFS or another errno.
-func Access(path string, write bool) error {
-	mode := uint32(unix.R_OK)
-	if write {
-		mode |= unix.W_OK
-	}
-	return unix.Access(path, mode)
-}
