@@ -104,7 +104,7 @@ func (e *uringEngine) prepare(sqe *uring.SQE, r *Request) {
 	case stepRead:
 		v := advance(e.one[:0], r.Mem, r.moved)
 		if off += uint64(r.moved); len(v) == 1 {
-			sqe.PrepRead(fd, bounded(v[0]), off)
+			sqe.PrepRead(fd, bounded(v[0]).Bytes(), off)
 		} else {
 			sqe.PrepReadv(fd, v, off, 0)
 		}
@@ -128,13 +128,13 @@ func (e *uringEngine) prepareWrite(sqe *uring.SQE, r *Request, rwFlags uint32) {
 		sqe.PrepWritev(r.file.fd, v, off, rwFlags)
 		return
 	}
-	sqe.PrepWrite(r.file.fd, bounded(v[0]), off)
+	sqe.PrepWrite(r.file.fd, bounded(v[0]).Bytes(), off)
 	sqe.OpFlags = rwFlags
 }
 
-func bounded(v IOVec) []byte {
-	b := v.Bytes()
-	return b[:min(len(b), transferMax)]
+func bounded(v IOVec) IOVec {
+	v.Len = min(v.Len, transferMax)
+	return v
 }
 
 // complete takes what the kernel answered. The poller calls it while it takes completions.

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -330,4 +332,40 @@ func TestPanicOfAHandlerIsNotCaught(t *testing.T) {
 	}()
 	l.Post(func() { panic("mistake") })
 	_ = l.Run(context.Background())
+}
+
+// Goroutines that never yield make the runtime preempt by signals, and collections stop the world: no wait of the loop
+// fails or hangs for that.
+func TestLoopBesideBusyGoroutines(t *testing.T) {
+	eachPoller(t, func(t *testing.T, o LoopOptions) {
+		var stop atomic.Bool
+		var group sync.WaitGroup
+		for range runtime.GOMAXPROCS(0) {
+			group.Go(func() {
+				for n := 0; !stop.Load(); n++ {
+					if n%1_000_000 == 0 {
+						runtime.GC()
+					}
+				}
+			})
+		}
+		rd, wr := pipe(t)
+		got := make(chan bool, 1)
+		r := start(t, o, func(l *Loop) {
+			mustWatch(t, l, rd, EventRead, func(*Watch, Events) {
+				var b [1]byte
+				_, _ = rd.Read(b[:])
+				l.Timer(time.Microsecond, timerFunc(func(*Timer) { got <- true }))
+			})
+		})
+		for range 30 {
+			say(t, wr, 1)
+			wait(t, got)
+		}
+		stop.Store(true)
+		group.Wait()
+		if err := r.stop(); err != nil {
+			t.Error(err)
+		}
+	})
 }

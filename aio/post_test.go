@@ -63,7 +63,7 @@ func TestPostMeetsALoopThatFallsAsleep(t *testing.T) {
 }
 
 // One post every few milliseconds finds the loop deep asleep. A loop that learns of it by a timer shows hundreds of
-// milliseconds here; the bound leaves room for a busy machine and none for that.
+// milliseconds at every post; the bound on the median leaves room for a busy machine and none for that.
 func TestPostDoesNotWaitForATimer(t *testing.T) {
 	eachPoller(t, func(t *testing.T, o LoopOptions) {
 		const posts = 200
@@ -78,8 +78,8 @@ func TestPostDoesNotWaitForATimer(t *testing.T) {
 		}
 		slices.Sort(took)
 		t.Logf("p50 %v, p99 %v", took[posts/2], took[posts*99/100])
-		if p90 := took[posts*90/100]; p90 > 200*time.Millisecond {
-			t.Errorf("90 of 100 posts ran after up to %v", p90)
+		if p50 := took[posts/2]; p50 > 200*time.Millisecond {
+			t.Errorf("half of the posts waited for more than %v", p50)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/sluice-blk/sluice/internal/sys"
@@ -149,6 +150,83 @@ func TestOverflowedCompletionQueue(t *testing.T) {
 	}
 }
 
+// What did not fit is taken by the wait that finds the queue full, and not a turn at a time.
+func TestOverflowIsTakenInOneWait(t *testing.T) {
+	o := LoopOptions{RingEntries: 16}
+	o.seams.cqEntries = 16
+	l := handLoop(t, o)
+	rd, wr := pipe(t)
+	const n = 200
+	for range n {
+		err := l.AddSQE(func(e *uring.SQE) { e.PrepPollAdd(int(rd.Fd()), uring.POLLIN, 0) }, cqeFunc(func(uring.CQE) {}))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.turn(0)
+	say(t, wr, 1)
+	if err := l.poller.wait(0); err != nil {
+		t.Fatal(err)
+	}
+	if len(l.cqes) != n {
+		t.Errorf("one wait found %d of %d completions", len(l.cqes), n)
+	}
+	l.work()
+}
+
+// handLoop is a loop on io_uring that the test turns by hand.
+func handLoop(t *testing.T, o LoopOptions) *Loop {
+	t.Helper()
+	o.Poller = PollerIOUring
+	needPoller(t, &o)
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
+	l, err := NewLoop(&o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.poller.start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// A kernel that takes nothing for a while is asked again now and then, and not as fast as the processor can.
+func TestRefusedLoopDoesNotSpin(t *testing.T) {
+	for _, e := range []syscall.Errno{syscall.EAGAIN, syscall.EBUSY} {
+		const while = 50 * time.Millisecond
+		var o LoopOptions
+		var began time.Time
+		calls := 0
+		o.seams.enter = func(fd int, n, want, flags uint32, arg unsafe.Pointer, size uintptr) (int, error) {
+			if !began.IsZero() && time.Since(began) < while {
+				calls++
+				return 0, e
+			}
+			return uring.KernelEnter(fd, n, want, flags, arg, size)
+		}
+		r := uringLoop(t, o)
+		done := make(chan bool, 1)
+		r.do(func() {
+			if err := r.AddSQE(prepNop, cqeFunc(func(uring.CQE) { done <- true })); err != nil {
+				t.Error(err)
+			}
+			began = time.Now()
+		})
+		wait(t, done)
+		r.do(func() {
+			if calls == 0 || calls > 1000 {
+				t.Errorf("%v: asked %d times in %v", e, calls, while)
+			}
+		})
+	}
+}
+
 // One entry that completes many times keeps its slot until the last.
 func TestMultishotEntry(t *testing.T) {
 	r := uringLoop(t, LoopOptions{})
@@ -217,18 +295,7 @@ func TestEndCancelsEntries(t *testing.T) {
 
 // Goal: 32 requests from one handler are one io_uring_enter, which is also the wait, and no allocation.
 func TestBatchIsOneEnter(t *testing.T) {
-	o := LoopOptions{Poller: PollerIOUring}
-	needPoller(t, &o)
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	l, err := NewLoop(&o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if err := l.poller.start(); err != nil {
-		t.Fatal(err)
-	}
+	l := handLoop(t, LoopOptions{})
 	kick, err := sys.Eventfd(0, sys.EFD_NONBLOCK|sys.EFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)

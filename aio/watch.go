@@ -65,8 +65,8 @@ func (l *Loop) Watch(fd int, ev Events, h Handler) (*Watch, error) {
 	if l.closed {
 		return nil, fmt.Errorf("watch descriptor %d: %w", fd, ErrClosed)
 	}
-	if !sys.FdOpen(fd) {
-		return nil, fmt.Errorf("watch descriptor %d: %w", fd, syscall.EBADF)
+	if _, err := sys.FcntlGetfd(fd); err != nil {
+		return nil, fmt.Errorf("watch descriptor %d: %w", fd, err)
 	}
 	if l.watched[fd] != nil {
 		return nil, fmt.Errorf("watch descriptor %d: %w (it has a watch; close that one before the descriptor)", fd, syscall.EEXIST)

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sluice-blk/sluice/internal/sys"
 )
 
 // say makes a pipe readable.
@@ -535,4 +537,64 @@ func TestDescriptorClosedBeforeItsWatch(t *testing.T) {
 		r.Post(func() { ran <- true })
 		wait(t, ran)
 	})
+}
+
+// A closed watch holds nothing: once its owner has closed the descriptor too, the other end sees it.
+func TestClosedWatchLetsGoOfItsFile(t *testing.T) {
+	eachPoller(t, func(t *testing.T, o LoopOptions) {
+		r := start(t, o, nil)
+		var p [2]int
+		if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC|syscall.O_NONBLOCK); err != nil {
+			t.Fatal(err)
+		}
+		defer syscall.Close(p[1])
+		r.do(func() {
+			w, err := r.Watch(p[0], EventRead, readyFunc(func(*Watch, Events) { t.Error("called") }))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			r.Post(func() { // a turn later its poll is in flight
+				w.Close()
+				syscall.Close(p[0])
+			})
+		})
+		for began := time.Now(); ; {
+			r.do(func() {})
+			// Not by a write, which would make the pipe readable and complete a poll that was forgotten.
+			end := []sys.PollFd{{Fd: int32(p[1])}}
+			if n, _ := sys.Ppoll(end, 0); n == 1 && end[0].Revents&sys.POLLERR != 0 {
+				return
+			}
+			if time.Since(began) > patience {
+				t.Fatal("the file is still open")
+			}
+		}
+	})
+}
+
+// The table gives a place again; an event that names its last user finds nobody.
+func TestWatchTableTellsGenerationsApart(t *testing.T) {
+	l, err := NewLoop(&LoopOptions{Poller: PollerPoll})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	rd, wr := pipe(t)
+	a := mustWatch(t, l, rd, EventRead, nil)
+	index, gen := a.index, a.gen
+	if l.watchAt(index, gen) != a {
+		t.Error("a watch is not found")
+	}
+	a.Close()
+	if l.watchAt(index, gen) != nil {
+		t.Error("a closed watch is found")
+	}
+	b := mustWatch(t, l, wr, EventWrite, nil)
+	if b.index != index || l.watchAt(index, gen) != nil || l.watchAt(index, b.gen) != b {
+		t.Error("the place's next user is mistaken for the last")
+	}
+	if l.watchAt(-1, 0) != nil || l.watchAt(1<<20, 0) != nil {
+		t.Error("a place outside the table")
+	}
 }

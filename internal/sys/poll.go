@@ -91,12 +91,6 @@ func Ppoll(fds []PollFd, nsec int64) (int, error) {
 	return int(n), nil
 }
 
-// FdOpen tells whether fd is an open descriptor.
-func FdOpen(fd int) bool {
-	_, _, e := syscall.RawSyscall(unix.SYS_FCNTL, uintptr(fd), unix.F_GETFD, 0)
-	return e == 0
-}
-
 // SchedGetaffinity is the set of processors that the calling thread may run on (sched_getaffinity(2)).
 func SchedGetaffinity(set *CPUSet) error { return unix.SchedGetaffinity(0, set) }
 
