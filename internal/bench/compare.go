@@ -79,7 +79,7 @@ func measure(ctx context.Context, s Subject, socket string, w Workload) (res *Re
 		select {
 		case err := <-gone:
 			gone <- err
-			cancel(fmt.Errorf("the server ended: %w", err))
+			cancel(fmt.Errorf("the server ended: %v", err)) // end tells the error itself
 		case <-dial.Done():
 		}
 	}()
@@ -98,7 +98,7 @@ func measure(ctx context.Context, s Subject, socket string, w Workload) (res *Re
 
 // end asks a server to stop, and makes it after a while.
 func end(cmd *exec.Cmd, gone <-chan error) error {
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("end the server: %w", err)
 	}
 	select {

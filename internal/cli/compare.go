@@ -139,7 +139,7 @@ func (f *compareFlags) peerName(aio string) string {
 }
 
 func (f *compareFlags) peerArgs(peer, aio string, queues int) []string {
-	nodes := []string{"--blockdev", "driver=null-co,node-name=d,size=1G,read-zeroes=off"}
+	nodes := []string{"--blockdev", "driver=null-co,node-name=d,size=1073741824,read-zeroes=off"}
 	if !f.null {
 		direct := "on"
 		if f.buffer {

@@ -258,6 +258,7 @@ func (d *Daemon) Stop(ctx context.Context) error {
 			return
 		}
 		d.state = stateStopped
+		d.report()
 		done <- d.takeDown()
 	}()
 	select {

@@ -5,6 +5,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/sluice-blk/sluice/aio"
 	"github.com/sluice-blk/sluice/internal/block"
@@ -40,6 +41,11 @@ func (d *Daemon) Stats(ctx context.Context) (Stats, error) {
 	if d.state != stateStarted {
 		return Stats{}, fmt.Errorf("read the counters: the daemon does not run")
 	}
+	return d.count(ctx)
+}
+
+// count is Stats for whoever holds the lock.
+func (d *Daemon) count(ctx context.Context) (Stats, error) {
 	var s Stats
 	for _, l := range d.loops.All() {
 		s.Loops = append(s.Loops, l.Stats())
@@ -62,6 +68,40 @@ func (d *Daemon) Stats(ctx context.Context) (Stats, error) {
 		s.Disks = append(s.Disks, one)
 	}
 	return s, nil
+}
+
+// reportMax bounds how long a daemon that stops waits for its own counters: they are a service, and a disk that hangs
+// must not keep them from being skipped.
+const reportMax = 2 * time.Second
+
+// report logs what was done, for each export and each loop, when the daemon is about to stop.
+func (d *Daemon) report() {
+	if d.lost.Load() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), reportMax)
+	defer cancel()
+	s, err := d.count(ctx)
+	if err != nil {
+		d.log.Warn("counters could not be read", "err", err)
+		return
+	}
+	for _, disk := range s.Disks {
+		for _, e := range disk.Exports {
+			d.log.Info("export served", "disk", disk.Name, "export", e.Name, "sessions", e.Sessions,
+				"requests", e.Device.Requests, "errors", e.Device.Errors, "kicks", e.Device.Kicks, "notifications", e.Device.Notifications)
+		}
+	}
+	for i := range s.Loops {
+		l := &s.Loops[i]
+		var sum aio.EngineCounters
+		for k := range l.Engines {
+			sum.Requests += l.Engines[k].Requests
+			sum.Submissions += l.Engines[k].Submissions
+		}
+		d.log.Info("loop served", "loop", i, "poller", l.Poller.String(), "turns", l.Turns, "syscalls", l.SysCalls,
+			"submitted", sum.Requests, "submissions", sum.Submissions)
+	}
 }
 
 // Disks are the open disks, in the order of Config.Disks, between Start and Stop.
