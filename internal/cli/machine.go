@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/sluice-blk/sluice/aio"
+	"github.com/sluice-blk/sluice/internal/guestvm"
 	"github.com/sluice-blk/sluice/internal/sys"
 	"github.com/sluice-blk/sluice/uring"
 )
@@ -118,8 +119,11 @@ func canSetUp(entries uint32, o *uring.Options) bool {
 	return r.Close() == nil
 }
 
-// tryKVM finds out whether this process may use KVM. That a kernel boots under it is more than this can tell.
+// tryKVM finds out whether this process may use KVM, and whether the machine looks like one on which it runs Linux.
 func tryKVM() error {
+	if err := guestvm.CheckKVM(); err != nil {
+		return err
+	}
 	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
 	if err != nil {
 		return err

@@ -48,7 +48,36 @@ type accelHost struct {
 	probe   func(context.Context) error // boots the kernel with KVM
 }
 
+func thisHost(probe func(context.Context) error) accelHost {
+	return accelHost{kvm: "/dev/kvm", cpuinfo: "/proc/cpuinfo", probe: probe}
+}
+
 var virtFlags = regexp.MustCompile(`(?m)^flags\s*:.*\b(vmx|svm)\b`)
+
+// check tells why KVM cannot run a stock kernel here, as far as that can be told without a trial.
+func (h *accelHost) check() error {
+	f, err := os.OpenFile(h.kvm, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	cpuinfo, err := os.ReadFile(h.cpuinfo)
+	if err != nil {
+		return err
+	}
+	if !virtFlags.Match(cpuinfo) {
+		// Paravirtual KVM looks like this: the device is there, and a stock kernel hangs on it.
+		return fmt.Errorf("%s opens, but %s has neither vmx nor svm", h.kvm, h.cpuinfo)
+	}
+	return nil
+}
+
+// CheckKVM tells why KVM cannot run a stock kernel here, nil when it looks as if it could; only a boot can be sure. Safe
+// for concurrent use.
+func CheckKVM() error {
+	h := thisHost(nil)
+	return h.check()
+}
 
 // choose settles an accelerator and gives the reason in words.
 func (h *accelHost) choose(ctx context.Context, want Accel) (Accel, string, error) {
@@ -59,18 +88,8 @@ func (h *accelHost) choose(ctx context.Context, want Accel) (Accel, string, erro
 	default:
 		return "", "", fmt.Errorf("choose accelerator %q: unknown (auto, kvm or tcg)", want)
 	}
-	f, err := os.OpenFile(h.kvm, os.O_RDWR, 0)
-	if err != nil {
+	if err := h.check(); err != nil {
 		return AccelTCG, fmt.Sprintf("no KVM: %v", err), nil
-	}
-	f.Close()
-	cpuinfo, err := os.ReadFile(h.cpuinfo)
-	if err != nil {
-		return AccelTCG, fmt.Sprintf("no KVM: %v", err), nil
-	}
-	if !virtFlags.Match(cpuinfo) {
-		// Paravirtual KVM looks like this: the device is there, and a stock kernel hangs on it.
-		return AccelTCG, fmt.Sprintf("no KVM: %s opens, but %s has neither vmx nor svm", h.kvm, h.cpuinfo), nil
 	}
 	if err := h.probe(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -120,6 +139,6 @@ func ChooseAccel(ctx context.Context, c *Config) (accel Accel, reason string, er
 			return "", "", err
 		}
 	}
-	h := accelHost{kvm: "/dev/kvm", cpuinfo: "/proc/cpuinfo", probe: own.probeKVM}
+	h := thisHost(own.probeKVM)
 	return h.choose(ctx, c.Accel)
 }
