@@ -31,7 +31,8 @@
 // else changed. SET_VRING_ENABLE 0 stops it and keeps everything.
 //
 // RESET_OWNER disables all rings. RESET_DEVICE, and a SET_STATUS of 0, forget features and rings, and keep memory, call
-// and error descriptors and protocol features: front-ends do not send those again.
+// and error descriptors and protocol features: front-ends do not send those again. A SET_STATUS of 0 also keeps the bases
+// and what the driver chose of the device, since QEMU sends one when a machine is merely paused.
 //
 // Not offered, and refused: logging of writes (migration), in-flight tracking, back-end requests, in-band notification,
 // polling in place of a kick descriptor, postcopy, IOMMU, packed rings.

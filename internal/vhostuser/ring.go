@@ -79,6 +79,13 @@ func (r *ring) reset() {
 	*r = ring{index: r.index, kick: -1, call: r.call, err: r.err}
 }
 
+// pause is a reset after which GET_VRING_BASE still tells how far the ring came. It does not run before a base is set.
+func (r *ring) pause() {
+	base := r.base
+	r.reset()
+	r.base = base
+}
+
 // close ends the ring's life. It does not run.
 func (r *ring) close() {
 	r.dropKick()

@@ -246,7 +246,7 @@ func (s *session) setStatus(m *message) error {
 	case status > 0xff:
 		return fmt.Errorf("device status %#x: %w", status, ErrMalformed)
 	case status == 0:
-		s.reset()
+		s.pause()
 		return nil
 	}
 	s.status = uint8(status)

@@ -316,3 +316,14 @@ func (s *session) reset() {
 	s.features, s.acked, s.status = 0, false, 0
 	s.dev.Reset()
 }
+
+// pause is a device status of 0. It is a reset of a driver's, or no more than the pause of a machine: QEMU has no other
+// word for it, and asks for the bases afterwards (7.2) to go on from there, with a driver that knows of no reset. So the
+// bases and the device's settings outlive it; after a true reset the front-end sets all of that anew.
+func (s *session) pause() {
+	s.stopAll()
+	for i := range s.rings {
+		s.rings[i].pause()
+	}
+	s.features, s.acked, s.status = 0, false, 0
+}

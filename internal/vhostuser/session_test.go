@@ -368,22 +368,55 @@ func TestFeaturesChangedWhileRunning(t *testing.T) {
 }
 
 func TestDeviceReset(t *testing.T) {
-	for name, reset := range map[string]func(b *bench) error{
-		"message": func(b *bench) error { return b.ResetDevice() },
-		"status":  func(b *bench) error { return b.SetStatus(0) },
+	for name, c := range map[string]struct {
+		reset func(b *bench) error
+		does  []string
+	}{
+		"message": {func(b *bench) error { return b.ResetDevice() }, []string{"stop 0 at 0", "stop 1 at 0", "reset"}},
+		"status":  {func(b *bench) error { return b.SetStatus(0) }, []string{"stop 0 at 0", "stop 1 at 0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := open(t, newFake(), nil)
 			b.start(2)
 			from := b.dev.lines()
-			b.must(reset(b))
-			b.journal(from, "stop 0 at 0", "stop 1 at 0", "reset")
+			b.must(c.reset(b))
+			b.journal(from, c.does...)
 			b.must(b.SetFeatures(b.Features)) // memory and protocol features are kept
 			v := b.ring(0)
 			b.must(b.SetVring(v))
 			b.runs(0, true)
 			b.runs(1, false)
 		})
+	}
+}
+
+// Goal: a machine that is paused goes on where it stopped. Method: what QEMU 7.2 says when it pauses and goes on.
+func TestPausedMachineGoesOnWhereItStopped(t *testing.T) {
+	b := open(t, newFake(), nil)
+	b.start(1)
+	b.must(b.SetStatus(15))
+	b.dev.take(0, 33)
+	from := b.dev.lines()
+	b.must(b.SetStatus(0))
+	b.must(b.SetVringEnable(0, false))
+	base, err := b.GetVringBase(0)
+	if err != nil || base != 33 {
+		t.Fatalf("base %d, %v, want 33", base, err)
+	}
+	b.must(b.SetFeatures(b.Features))
+	b.journal(from, "stop 0 at 33", fmt.Sprintf("features %#x", b.Features&^FeatureProtocolFeatures)) // and no reset of the device
+	from = b.dev.lines()
+	b.must(b.SetMemTable(b.mem.Region()))
+	v := b.ring(0)
+	b.must(b.SetVringNum(0, uint32(v.Size)))
+	b.must(b.SetVringBase(0, uint32(base)))
+	b.must(b.SetVringAddr(0, v.Desc, v.Avail, v.Used))
+	b.must(b.SetVringKick(0, v.Kick))
+	b.must(b.SetVringEnable(0, true))
+	b.journal(from, "start 0 size 128 base 33")
+	b.must(b.ResetDevice())
+	if base, err := b.GetVringBase(0); err != nil || base != 0 {
+		t.Fatalf("base %d after a reset, %v, want 0", base, err)
 	}
 }
 
