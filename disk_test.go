@@ -228,25 +228,6 @@ func TestADiskIsSafeForConcurrentUse(t *testing.T) {
 	})
 }
 
-func TestACallAllocatesNothing(t *testing.T) {
-	if raceEnabled {
-		t.Skip("needs a build without the race detector, which makes sync.Pool forget")
-	}
-	d, err := OpenMemory(t.Context(), testSize, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	p := make([]byte, 4096)
-	if n := testing.AllocsPerRun(100, func() {
-		if _, err := d.ReadAt(p, 0); err != nil {
-			t.Fatal(err)
-		}
-	}); n >= 1 { // below one: the pool may be emptied in between
-		t.Errorf("a read allocates %v times", n)
-	}
-}
-
 func TestOptionsThatMakeNoSense(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "disk.raw")
 	if err := Create(path, testSize, nil); err != nil {

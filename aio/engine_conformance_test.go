@@ -33,37 +33,62 @@ func TestEngineConformance(t *testing.T) {
 		t.Run(s.String(), func(t *testing.T) {
 			place(t, s.direct) // skips them all at once where there is none
 			for _, c := range engineConformance {
-				t.Run(c.name, func(t *testing.T) { c.test(t, s) })
+				if c.where.fits(s) {
+					t.Run(c.name, func(t *testing.T) { c.test(t, s) })
+				}
 			}
 		})
 	}
 }
 
+// engineWhere says to which set-ups a test has anything to say.
+type engineWhere uint8
+
+const (
+	everywhere  engineWhere = iota
+	inMemory                // where size and cost are small
+	onDisk                  // with O_DIRECT
+	withoutRace             // the race detector allocates by itself
+)
+
+func (w engineWhere) fits(s engineSetup) bool {
+	switch w {
+	case inMemory:
+		return !s.direct
+	case onDisk:
+		return s.direct
+	case withoutRace:
+		return !raceEnabled
+	}
+	return true
+}
+
 var engineConformance = []struct {
-	name string
-	test func(t *testing.T, s engineSetup)
+	name  string
+	test  func(t *testing.T, s engineSetup)
+	where engineWhere
 }{
-	{"what is written is read", engineRoundTrip},
-	{"four files leave in one submission", engineFourFiles},
-	{"unbatched requests leave one by one", engineUnbatched},
-	{"ten thousand queued at once", engineTenThousand},
-	{"one after the other", engineDepthOne},
-	{"reads beyond the end", engineBeyondEnd},
-	{"a read-only descriptor", engineBadDescriptor},
-	{"a bad one among good ones", engineBadInTheMiddle},
-	{"requests of no bytes", engineNoBytes},
-	{"a read-only file", engineReadOnly},
-	{"a file system that fills up", engineFull},
-	{"vectors of many segments", engineLongVectors},
-	{"segments of no bytes", engineEmptySegments},
-	{"unaligned direct requests", engineUnaligned},
-	{"flush and durable writes", engineDurable},
-	{"discard and write zeroes", engineZeroes},
-	{"drain in a section", engineDrainInSection},
-	{"nested sections", engineNestedSections},
-	{"close with requests in flight", engineCloseInFlight},
-	{"random requests against a model", engineModel},
-	{"no allocations", engineNoAllocations},
+	{"what is written is read", engineRoundTrip, everywhere},
+	{"four files leave in one submission", engineFourFiles, everywhere},
+	{"unbatched requests leave one by one", engineUnbatched, everywhere},
+	{"ten thousand queued at once", engineTenThousand, everywhere},
+	{"one after the other", engineDepthOne, everywhere},
+	{"reads beyond the end", engineBeyondEnd, everywhere},
+	{"a read-only descriptor", engineBadDescriptor, everywhere},
+	{"a bad one among good ones", engineBadInTheMiddle, everywhere},
+	{"requests of no bytes", engineNoBytes, everywhere},
+	{"a read-only file", engineReadOnly, everywhere},
+	{"a file system that fills up", engineFull, inMemory},
+	{"vectors of many segments", engineLongVectors, everywhere},
+	{"segments of no bytes", engineEmptySegments, everywhere},
+	{"unaligned direct requests", engineUnaligned, onDisk},
+	{"flush and durable writes", engineDurable, everywhere},
+	{"discard and write zeroes", engineZeroes, everywhere},
+	{"drain in a section", engineDrainInSection, everywhere},
+	{"nested sections", engineNestedSections, everywhere},
+	{"close with requests in flight", engineCloseInFlight, everywhere},
+	{"random requests against a model", engineModel, everywhere},
+	{"no allocations", engineNoAllocations, withoutRace},
 }
 
 const page = 4096
@@ -319,9 +344,6 @@ func engineReadOnly(t *testing.T, s engineSetup) {
 
 // engineFull writes into a small file system until it is full inside a request. Real short writes come first.
 func engineFull(t *testing.T, s engineSetup) {
-	if s.direct {
-		t.Skip("needs a memory file system, where size and cost are small")
-	}
 	b := newEngineBed(t, s, nil)
 	dir := t.TempDir()
 	const capacity = 1 << 20
@@ -408,9 +430,6 @@ func engineEmptySegments(t *testing.T, s engineSetup) {
 
 // engineUnaligned has the kernel refuse what O_DIRECT cannot do: that request alone fails.
 func engineUnaligned(t *testing.T, s engineSetup) {
-	if !s.direct {
-		t.Skip("needs a direct file")
-	}
 	b := newEngineBed(t, s, nil)
 	f := b.file(64 * page)
 	buf := b.buffer(8 * page)
@@ -613,9 +632,6 @@ func engineModel(t *testing.T, s engineSetup) {
 
 // engineNoAllocations counts what a batch of 32 requests allocates on its way down and up.
 func engineNoAllocations(t *testing.T, s engineSetup) {
-	if raceEnabled {
-		t.Skip("needs a build without the race detector, which allocates by itself")
-	}
 	b := newEngineBed(t, s, nil)
 	f := b.file(64 * page)
 	var asks []*ask

@@ -99,7 +99,6 @@ const (
 	IORING_POLL_ADD_MULTI        uint32 = 1 << 0 // 5.13
 	IORING_POLL_UPDATE_EVENTS    uint32 = 1 << 1 // 5.13
 	IORING_POLL_UPDATE_USER_DATA uint32 = 1 << 2 // 5.13
-	IORING_POLL_ADD_LEVEL        uint32 = 1 << 3 // named by the headers since 6.0, refused by POLL_ADD in 6.1 and 6.18
 
 	IORING_ASYNC_CANCEL_ALL      uint32 = 1 << 0 // 5.19
 	IORING_ASYNC_CANCEL_FD       uint32 = 1 << 1 // 5.19

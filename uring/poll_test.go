@@ -61,22 +61,6 @@ func TestPollMultishotTellsEachWakeupOnce(t *testing.T) {
 	}
 }
 
-func TestPollLevelTellsWhatIsReadyAlready(t *testing.T) {
-	r := newTestRing(t, 8, nil)
-	pr, pw := pipe(t)
-	put(t, pw, "x")
-	s := sqe(t, r)
-	s.PrepPollAdd(pr, POLLIN, IORING_POLL_ADD_LEVEL)
-	s.UserData = 1
-	c := one(t, r, 1)
-	if c.Res == -int32(syscall.EINVAL) {
-		t.Skip("needs level-triggered poll, which this kernel refuses")
-	}
-	if c.Res != int32(POLLIN) {
-		t.Errorf("completion %+v", c)
-	}
-}
-
 func TestPollRemove(t *testing.T) {
 	r := newTestRing(t, 8, nil)
 	pr, _ := pipe(t)

@@ -39,7 +39,7 @@ type Result struct {
 	Accel       Accel
 	AccelReason string
 	Boot        time.Duration // from the start of QEMU to the script's, on the host's clock
-	Script      time.Duration // from the script's start to its end, on the host's clock
+	Script      time.Duration // from the script's start to its end, on the host's clock; 0 when both were heard of at once
 	GuestUptime time.Duration // the guest's uptime when the script began
 }
 
