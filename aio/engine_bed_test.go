@@ -43,6 +43,8 @@ type engineBed struct {
 	engineSetup
 	dir       string
 	completed int
+	// signals treats files in memory as any other: their requests are waited for and not taken within the submission.
+	signals bool
 }
 
 func newEngineBed(t testing.TB, s engineSetup, change func(o *LoopOptions)) *engineBed {
@@ -135,6 +137,7 @@ func (b *engineBed) open(fd int, o *FileOptions) *File {
 		}
 		b.t.Fatal(err)
 	}
+	f.inMemory = f.inMemory && !b.signals
 	b.t.Cleanup(func() {
 		if err := f.Close(); err != nil {
 			b.t.Error(err)

@@ -546,6 +546,7 @@ func engineNestedSections(t *testing.T, s engineSetup) {
 // engineCloseInFlight closes a file that is in use: it stays open, and its requests come to their end.
 func engineCloseInFlight(t *testing.T, s engineSetup) {
 	b := newEngineBed(t, s, nil)
+	b.signals = true
 	f := b.file(16 * page)
 	a := b.ask(OpRead, 0, b.buffer(page))
 	b.l.Plug()

@@ -18,6 +18,9 @@ const (
 	// again: no completion will tell when there is room, and asking all the time would burn the CPU. It doubles.
 	laioRetryMin = time.Millisecond
 	laioRetryMax = 64 * time.Millisecond
+	// laioLook is how often the ring is looked at while a request is in flight that will not signal. Requests of files in
+	// memory are done within their submission, so that this is for a kernel that has learned to do otherwise.
+	laioLook = time.Millisecond
 )
 
 // laioCell is what belongs to one iocb while the kernel or the batch has it.
@@ -39,6 +42,7 @@ type laioEngine struct {
 	batch   []*laio.IOCB // prepared and not taken by the kernel; a window that moves over store
 	store   []*laio.IOCB
 	flying  int
+	silent  int // of flying, those that signal nobody when they complete
 
 	iocbs []laio.IOCB // as many as the context holds; the index is the cell's and the tag's
 	cells []laioCell
@@ -128,7 +132,9 @@ func (e *laioEngine) prepare(r *Request) {
 	cb := &e.iocbs[i]
 	e.describe(cb, &e.cells[i])
 	laio.Tag(cb, uint64(i))
-	laio.Signal(cb, e.efd)
+	if !r.file.inMemory || cb.LioOpcode == sys.IOCB_CMD_FDSYNC {
+		laio.Signal(cb, e.efd)
+	}
 	if len(e.batch) == cap(e.batch) || len(e.batch) == 0 {
 		// The window has come to the end of its store; what is left of it moves to the beginning.
 		e.batch = e.store[:copy(e.store, e.batch)]
@@ -161,12 +167,30 @@ func (e *laioEngine) describe(cb *laio.IOCB, c *laioCell) {
 	}
 }
 
-// flush submits until the batch is empty or the kernel takes no more. Every round takes a request off the batch, ends
-// the loop, or is one of a bounded number that a signal cut short.
+// flush submits what the kernel takes. What was done within the submission is taken at once: a file in memory spends no
+// eventfd on it, which would cost each request a signal and the loop a turn.
 func (e *laioEngine) flush() {
 	if e.blocked {
 		return
 	}
+	e.submit()
+	for rounds := 0; e.silent > 0 && e.reap() > 0 && e.queued() > 0 && rounds < roundsMax; rounds++ {
+		e.submit() // what had no room, and what has to be continued
+	}
+	e.lookAgain()
+}
+
+// lookAgain has the loop look at the ring for as long as something is in flight that will not signal, and try again what
+// is queued with nothing in flight that could tell of room.
+func (e *laioEngine) lookAgain() {
+	if e.silent > 0 || e.flying == 0 && e.queued() > 0 && !e.blocked {
+		e.startRetry(laioLook)
+	}
+}
+
+// submit goes on until the batch is empty or the kernel takes no more. Every round takes a request off the batch, ends
+// the loop, or is one of a bounded number that a signal cut short.
+func (e *laioEngine) submit() {
 	for interrupted := 0; e.fill(); {
 		n, err := e.ctx.Submit(e.batch)
 		switch {
@@ -195,9 +219,16 @@ func (e *laioEngine) accepted(n int) {
 	e.count.Submissions++
 	e.count.Requests += uint64(n)
 	e.flying += n
+	for _, cb := range e.batch[:n] {
+		if silent(cb) {
+			e.silent++
+		}
+	}
 	e.batch = e.batch[n:]
 	e.pause = laioRetryMin
 }
+
+func silent(cb *laio.IOCB) bool { return cb.Flags&sys.IOCB_FLAG_RESFD == 0 }
 
 // refused completes the first request of the batch with the errno that the kernel has for it; the others are innocent.
 func (e *laioEngine) refused(err error) {
@@ -218,16 +249,23 @@ func (e *laioEngine) wait() {
 	if e.flying > 0 {
 		return
 	}
-	if e.retry == nil {
-		e.retry = e.loop.Timer(e.pause, e)
-	} else {
-		e.retry.Reset(e.pause)
-	}
+	e.startRetry(e.pause)
 	e.pause = min(2*e.pause, laioRetryMax)
 }
 
-// HandleTimer tries again, at the end of the turn.
-func (e *laioEngine) HandleTimer(*Timer) { e.blocked = false }
+func (e *laioEngine) startRetry(d time.Duration) {
+	if e.retry == nil {
+		e.retry = e.loop.Timer(d, e)
+	} else {
+		e.retry.Reset(d)
+	}
+}
+
+// HandleTimer tries again, at the end of the turn. The turn has looked at the ring.
+func (e *laioEngine) HandleTimer(*Timer) {
+	e.blocked = false
+	e.lookAgain()
+}
 
 // HandleReady empties the eventfd that woke the loop, and looks once more: what completed since the turn began has
 // signalled too, and the loop would sleep over it.
@@ -247,6 +285,9 @@ func (e *laioEngine) reap() int {
 		total += n
 		e.flying -= n
 		for i := range e.events[:n] {
+			if silent(&e.iocbs[e.events[i].Data]) {
+				e.silent--
+			}
 			e.outcome(uint32(e.events[i].Data), e.events[i].Res)
 		}
 	}

@@ -67,10 +67,12 @@ func (s *aioScript) kernel() *laio.Kernel {
 }
 
 func newAIOBed(t *testing.T, s *aioScript, events int) *engineBed {
-	return newEngineBed(t, engineSetup{EngineLinuxAIO, PollerEpoll, false}, func(o *LoopOptions) {
+	b := newEngineBed(t, engineSetup{EngineLinuxAIO, PollerEpoll, false}, func(o *LoopOptions) {
 		o.AIOEvents = events
 		o.seams.laio = s.kernel()
 	})
+	b.signals = true
+	return b
 }
 
 // reads makes n reads of one page each, at offsets by which the kernel's side can tell them apart.
@@ -499,12 +501,59 @@ func TestShortTransfersInAIO(t *testing.T) {
 	}
 }
 
+// TestMemoryFilesSpendNoSignal has files in memory served without an eventfd: what is done within the submission is taken
+// at once, whatever has to be continued or had no room, and a flush still signals, since that one is not done at once.
+func TestMemoryFilesSpendNoSignal(t *testing.T) {
+	signals := 0
+	s := &aioScript{answer: func(call int, cbs []*laio.IOCB) (int, error) {
+		for _, cb := range cbs {
+			if cb.Flags&sys.IOCB_FLAG_RESFD != 0 {
+				signals++
+			}
+			if cb.LioOpcode == sys.IOCB_CMD_PREAD {
+				cb.NBytes = min(cb.NBytes, page/2) // short: continued
+			}
+		}
+		return 3, nil
+	}}
+	b := newAIOBed(t, s, 8)
+	b.signals = false
+	f := b.file(100 * page)
+	if !f.inMemory {
+		t.Fatalf("the file at %s is not known to be in memory", b.dir)
+	}
+	sleeps := b.l.counters.Sleeps
+	b.must(f, b.reads(100)...)
+	if signals != 0 || b.counters().Resubmits != 100 {
+		t.Errorf("%d signals, %d continued; want none, 100", signals, b.counters().Resubmits)
+	}
+	if n := b.l.counters.Sleeps - sleeps; n > 1 {
+		t.Errorf("the loop slept %d times over what was done", n)
+	}
+	b.must(f, b.ask(OpFlush, 0))
+	if signals == 0 && b.counters().Errors == 0 && !f.noFDSYNC {
+		t.Error("a flush did not signal")
+	}
+}
+
+// TestMemoryFilesOfASlowKernel has a kernel finish what does not signal only later: the loop looks until it has.
+func TestMemoryFilesOfASlowKernel(t *testing.T) {
+	k := &fakeAIO{hold: 20, result: func(*laio.IOCB, int) int64 { return page }}
+	b := newFakeAIOBed(t, k)
+	b.signals = false
+	b.must(b.file(page), b.reads(12)...)
+	if k.hold > 0 {
+		t.Errorf("%d looks were left", k.hold)
+	}
+}
+
 // fakeAIO is a kernel without a ring to map: completions are what the test says, and io_getevents gives them.
 type fakeAIO struct {
 	result func(cb *laio.IOCB, nth int) int64
 	served map[int64]int // by offset
 	events []laio.Event
 	newest bool // hand out the last completion first
+	hold   int  // so often there is nothing yet
 }
 
 func (k *fakeAIO) kernel() *laio.Kernel {
@@ -517,6 +566,9 @@ func (k *fakeAIO) kernel() *laio.Kernel {
 			for _, cb := range cbs {
 				k.served[cb.Offset]++
 				k.events = append(k.events, laio.Event{Data: cb.Data, Res: k.result(cb, k.served[cb.Offset])})
+				if cb.Flags&sys.IOCB_FLAG_RESFD == 0 {
+					continue
+				}
 				if err := sys.EventfdWrite(int(cb.Resfd), 1); err != nil {
 					return 0, err
 				}
@@ -524,6 +576,10 @@ func (k *fakeAIO) kernel() *laio.Kernel {
 			return len(cbs), nil
 		},
 		Getevents: func(_ unsafe.Pointer, _ int, events []laio.Event) (int, error) {
+			if k.hold > 0 {
+				k.hold--
+				return 0, nil
+			}
 			n := min(len(events), len(k.events), 3)
 			for i := range n {
 				at := 0
@@ -539,7 +595,9 @@ func (k *fakeAIO) kernel() *laio.Kernel {
 }
 
 func newFakeAIOBed(t *testing.T, k *fakeAIO) *engineBed {
-	return newEngineBed(t, engineSetup{EngineLinuxAIO, PollerEpoll, false}, func(o *LoopOptions) { o.seams.laio = k.kernel() })
+	b := newEngineBed(t, engineSetup{EngineLinuxAIO, PollerEpoll, false}, func(o *LoopOptions) { o.seams.laio = k.kernel() })
+	b.signals = true
+	return b
 }
 
 // TestResultsFindTheirRequests completes requests in the reverse order, each with a result of its own.

@@ -32,6 +32,7 @@ type File struct {
 	readOnly bool
 	direct   bool // O_DIRECT
 	block    bool // a block device
+	inMemory bool // reads and writes are done within their submission
 	noDSYNC  bool // it answered RWF_DSYNC with EOPNOTSUPP: durable writes are followed by fdatasync
 	noFDSYNC bool // it answered IOCB_CMD_FDSYNC with EINVAL: the threads do it
 
@@ -61,7 +62,7 @@ func (l *Loop) OpenFile(fd int, o *FileOptions) (*File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", f.name, err)
 	}
-	f.direct, f.block = traits.direct, traits.block
+	f.direct, f.block, f.inMemory = traits.direct, traits.block, traits.inMemory
 	if err := f.chooseEngine(o.Engine, traits); err != nil {
 		return nil, fmt.Errorf("open %s: %w", f.name, err)
 	}
