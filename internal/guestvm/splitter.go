@@ -134,7 +134,8 @@ func (s *splitter) mark(text string) bool {
 	if err != nil || !(seconds >= 0 && seconds < 1e9) {
 		return false
 	}
-	next, status := s.phase, 0
+	var next phase
+	status := 0
 	switch {
 	case words[0] == "init" && len(words) == 2:
 		next = phaseInit
