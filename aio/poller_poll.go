@@ -36,6 +36,7 @@ func (p *pollPoller) set(w *Watch) error {
 		p.ws = append(p.ws, w)
 		w.slot = uint64(len(p.fds))
 	}
+	w.want &^= EventEdge // poll(2) knows states only
 	e := &p.fds[w.slot-1]
 	*e = sys.PollFd{Fd: int32(w.fd), Events: int16(w.want)}
 	if w.want == 0 {

@@ -28,7 +28,7 @@ const (
 //
 // A watch is a one-shot POLL_ADD that is made again after its event has been dispatched, which gives level-triggered
 // readiness without a call of its own: the new POLL_ADD rides on the next wait. (Multishot polls are edge-triggered; a
-// handler that takes one message a call would hang on them.)
+// handler that takes one message a call would hang on them. They serve the watches that ask for edges.)
 //
 // A completion names its slot and the slot's generation. To take back a poll is to free its slot and to queue a
 // POLL_REMOVE: whatever the kernel still has to say about it names a generation that is gone. So there are no states
@@ -282,7 +282,11 @@ func (p *uringPoller) queuePoll(w *Watch) bool {
 	s, data := p.slots.take(slotWatch)
 	s.watch = w
 	w.slot, w.armed = data, w.want
-	e.PrepPollAdd(w.fd, uint32(w.want), 0)
+	flags := uint32(0)
+	if w.Edge() {
+		flags = uring.IORING_POLL_ADD_MULTI
+	}
+	e.PrepPollAdd(w.fd, uint32(w.want&^EventEdge), flags)
 	e.UserData = data
 	return true
 }
@@ -309,8 +313,10 @@ func (p *uringPoller) route(c *uring.CQE) {
 	switch s.kind {
 	case slotWatch:
 		w := s.watch
-		p.slots.give(c.UserData)
-		w.slot = 0
+		if !c.More() {
+			p.slots.give(c.UserData)
+			w.slot = 0
+		}
 		p.polled(w, c.Res)
 	case slotRequest:
 		r := s.request
@@ -330,6 +336,8 @@ func (p *uringPoller) polled(w *Watch, res int32) {
 	switch {
 	case res >= 0:
 		p.l.found(w, Events(res))
+	case syscall.Errno(-res) == syscall.EINVAL && w.Edge():
+		w.want &^= EventEdge // no multishot polls before Linux 5.13
 	case syscall.Errno(-res) != syscall.ECANCELED:
 		// The owner closed the descriptor before the watch (EBADF), or it cannot be polled. Say it once.
 		w.stopped = true

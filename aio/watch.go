@@ -20,6 +20,10 @@ const (
 	// EventError and EventHangup are told whether they were asked for or not, to every watch that asks for anything.
 	EventError  Events = sys.POLLERR
 	EventHangup Events = sys.POLLHUP
+	// EventEdge asks to be told of news and not of a state: the handler is called when something was written since the
+	// last call, and need not read what made the descriptor ready. It is meant for eventfds, whose counter nobody needs
+	// to know, and saves the read. Where the poller has no edges the watch is level-triggered; see [Watch.Edge].
+	EventEdge Events = sys.EPOLLET
 )
 
 // always are the events that nobody needs to ask for.
@@ -79,6 +83,11 @@ func (l *Loop) Watch(fd int, ev Events, h Handler) (*Watch, error) {
 	}
 	return w, nil
 }
+
+// Edge tells whether the watch is told of edges, so that its handler need not consume what made it ready. It is asked in
+// the handler, each time: a kernel that turns out to have no edges makes the watch level-triggered. Must be called on the
+// loop.
+func (w *Watch) Edge() bool { return w.want&EventEdge != 0 }
 
 // Fd is the watched descriptor.
 func (w *Watch) Fd() int { return w.fd }

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -54,6 +56,85 @@ func TestReadinessIsLevelTriggered(t *testing.T) {
 		})
 		wait(t, got)
 	})
+}
+
+// A watch of edges hears of each write to an eventfd that nobody reads, and of nothing else; where the poller has none, it
+// says so and is told of the state.
+func TestEdgesOfAnEventfd(t *testing.T) {
+	eachPoller(t, func(t *testing.T, o LoopOptions) {
+		fd, err := sys.Eventfd(1, sys.EFD_CLOEXEC) // something was written before, and it would block a reader
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = sys.Close(fd) }) // after the loop has ended
+		var heard atomic.Int64
+		edge := make(chan bool, 1)
+		r := start(t, o, func(l *Loop) {
+			_, err := l.Watch(fd, EventRead|EventEdge, readyFunc(func(w *Watch, ev Events) {
+				if !w.Edge() {
+					_ = sys.EventfdTake(fd) // empty when two writes met
+				}
+				if ev != EventRead {
+					t.Errorf("events %#x", ev)
+				}
+				if heard.Add(1) == 1 {
+					edge <- w.Edge()
+				}
+			}))
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		if got, want := wait(t, edge), o.Poller != PollerPoll; got != want {
+			t.Errorf("edges: %v, want %v", got, want)
+		}
+		for i := range 1000 {
+			before := heard.Load()
+			if err := sys.EventfdWrite(fd, 1); err != nil {
+				t.Fatal(err)
+			}
+			for deadline := time.Now().Add(30 * time.Second); heard.Load() == before; {
+				if time.Now().After(deadline) {
+					t.Fatalf("write %d was not heard", i)
+				}
+				runtime.Gosched()
+			}
+		}
+		// Nothing is written, and turns pass: nothing is heard.
+		quiet := heard.Load()
+		for range 100 {
+			r.do(func() {})
+		}
+		if n := heard.Load() - quiet; n > 1 { // the last write may be heard in two turns
+			t.Errorf("heard %d times of nothing", n)
+		}
+	})
+}
+
+// A kernel without multishot polls makes a watch of edges one of states.
+func TestEdgesFallBackToStates(t *testing.T) {
+	l, err := NewLoop(&LoopOptions{Poller: PollerEpoll})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	fd, err := sys.Eventfd(0, sys.EFD_CLOEXEC|sys.EFD_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sys.Close(fd)
+	w, err := l.Watch(fd, EventRead|EventEdge, readyFunc(func(*Watch, Events) {}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &uringPoller{l: l}
+	p.polled(w, -int32(syscall.EINVAL))
+	if w.Edge() || w.stopped {
+		t.Errorf("edges %v, stopped %v; want neither", w.Edge(), w.stopped)
+	}
+	if len(p.arm) != 1 {
+		t.Error("it is not polled again")
+	}
 }
 
 // The same with bursts of every size that come while the consumer is at work, in other threads.

@@ -101,7 +101,7 @@ func (q *queue) release() {
 }
 
 func (q *queue) start() error {
-	w, err := q.loop.Watch(q.vring.Kick, aio.EventRead, q)
+	w, err := q.loop.Watch(q.vring.Kick, aio.EventRead|aio.EventEdge, q)
 	if err != nil {
 		return fmt.Errorf("watch the kick descriptor: %w", err)
 	}
@@ -149,12 +149,15 @@ func (q *queue) setMem(m *guestmem.Map) error {
 	return nil
 }
 
-// HandleReady is the guest's kick. The counter is taken without ever waiting: the descriptor is shared with the
-// front-end, which may have emptied it meanwhile, and must not be made non-blocking for the same reason.
-func (q *queue) HandleReady(*aio.Watch, aio.Events) {
-	if err := sys.EventfdTake(q.vring.Kick); err != nil && !errors.Is(err, syscall.EAGAIN) {
-		q.fail(fmt.Errorf("read the kick descriptor: %w", err))
-		return
+// HandleReady is the guest's kick. Where the poller tells of edges the counter is left to grow. Elsewhere it is taken,
+// without ever waiting: the descriptor is shared with the front-end, which may have emptied it meanwhile, and must not be
+// made non-blocking for the same reason.
+func (q *queue) HandleReady(w *aio.Watch, _ aio.Events) {
+	if !w.Edge() {
+		if err := sys.EventfdTake(q.vring.Kick); err != nil && !errors.Is(err, syscall.EAGAIN) {
+			q.fail(fmt.Errorf("read the kick descriptor: %w", err))
+			return
+		}
 	}
 	q.stats.Kicks++
 	q.run()
