@@ -41,6 +41,7 @@ var floors = map[string]int{
 	"internal/format":    1,
 	"internal/proto":     1,
 	"internal/invariant": 0,
+	"internal/hist":      0,
 
 	"internal/vhostuser": 6,
 	"internal/virtqueue": 5,

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"math/rand/v2"
 	"net"
 	"path/filepath"
 	"slices"
@@ -21,42 +20,6 @@ import (
 	"github.com/sluice-blk/sluice/internal/node/mem"
 	"github.com/sluice-blk/sluice/internal/vhostuser"
 )
-
-// Goal: the histogram answers percentiles within its 3 %. Method: random values, sorted, beside it.
-func TestHistogramAgainstSortedValues(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
-	for _, limit := range []uint64{31, 1000, 1 << 20, 1 << 40} {
-		var h, parts, half hist
-		var all []uint64
-		for i := range 20000 {
-			v := random.Uint64N(limit)
-			h.add(v)
-			if i%2 == 0 {
-				parts.add(v)
-			} else {
-				half.add(v)
-			}
-			all = append(all, v)
-		}
-		parts.merge(&half)
-		if parts != h {
-			t.Error("merged halves differ from the whole")
-		}
-		slices.Sort(all)
-		for _, p := range []float64{1, 50, 99, 99.9} {
-			want := float64(all[int(p/100*float64(len(all)))])
-			if got := float64(h.percentile(p)); got < want*0.96-1 || got > want*1.04+1 {
-				t.Errorf("values below %d: percentile %v is %v, want about %v", limit, p, got, want)
-			}
-		}
-		if h.min != all[0] || h.max != all[len(all)-1] || h.percentile(100) != h.max {
-			t.Errorf("values below %d: min %d, max %d", limit, h.min, h.max)
-		}
-	}
-	if (&hist{}).percentile(50) != 0 {
-		t.Error("an empty histogram has a median")
-	}
-}
 
 // A pattern must see each way in which a disk can lie.
 func TestPatternSeesEveryLie(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sluice-blk/sluice/internal/hist"
 	"github.com/sluice-blk/sluice/internal/proto/virtioblk"
 	"github.com/sluice-blk/sluice/internal/sys"
 	"github.com/sluice-blk/sluice/internal/virtqtest"
@@ -41,7 +42,7 @@ type job struct {
 
 // counts is what a job measured.
 type counts struct {
-	read, write, trim hist
+	read, write, trim hist.Hist
 	flushes           uint64
 	kicks, calls      uint64
 	verified          uint64
@@ -374,11 +375,11 @@ func (j *job) done(s *ioSlot, written uint32) error {
 	took := uint64(max(0, j.now-s.at))
 	switch s.kind {
 	case virtioblk.TypeIn:
-		j.out.read.add(took)
+		j.out.read.Add(took)
 	case virtioblk.TypeOut:
-		j.out.write.add(took)
+		j.out.write.Add(took)
 	case virtioblk.TypeDiscard:
-		j.out.trim.add(took)
+		j.out.trim.Add(took)
 	default:
 		j.out.flushes++
 		return nil

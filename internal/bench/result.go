@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"time"
+
+	"github.com/sluice-blk/sluice/internal/hist"
 )
 
 // Result is what a run measured, seen from the driver.
@@ -98,12 +100,12 @@ func (r *Result) ServerCPUPerIO() float64 {
 // result sums up the jobs.
 func (g *guest) result() *Result {
 	r := &Result{Workload: *g.w}
-	var read, write, trim hist
+	var read, write, trim hist.Hist
 	for _, j := range g.jobs {
 		o := &j.out
-		read.merge(&o.read)
-		write.merge(&o.write)
-		trim.merge(&o.trim)
+		read.Merge(&o.read)
+		write.Merge(&o.write)
+		trim.Merge(&o.trim)
 		r.Flushes += o.flushes
 		r.Kicks += o.kicks
 		r.Calls += o.calls
@@ -117,15 +119,12 @@ func (g *guest) result() *Result {
 	return r
 }
 
-func direction(h *hist, bs int) Direction {
-	d := Direction{IOs: h.n, Bytes: h.n * uint64(bs), Min: time.Duration(h.min), Max: time.Duration(h.max)}
-	if h.n > 0 {
-		d.Mean = time.Duration(h.sum / h.n)
+func direction(h *hist.Hist, bs int) Direction {
+	return Direction{
+		IOs: h.Count(), Bytes: h.Count() * uint64(bs), Min: time.Duration(h.Min()), Max: time.Duration(h.Max()),
+		Mean: time.Duration(h.Mean()), P50: time.Duration(h.Percentile(50)), P99: time.Duration(h.Percentile(99)),
+		P999: time.Duration(h.Percentile(99.9)),
 	}
-	d.P50 = time.Duration(h.percentile(50))
-	d.P99 = time.Duration(h.percentile(99))
-	d.P999 = time.Duration(h.percentile(99.9))
-	return d
 }
 
 // WriteText prints the result for people, in fio's manner.
