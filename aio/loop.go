@@ -62,18 +62,20 @@ type Loop struct {
 	engines [len(engineNames)]engine // by EngineKind; nil until first used
 
 	// The turn.
-	now      int64
-	inTurn   bool
-	closed   bool
-	sections int
-	skipped  int         // turns since the poller was last asked
-	done     requestList // outcomes to be told
-	ready    []*Watch
-	cqes     []userCQE
-	ends     turnEnds
-	window   int64 // for how long the next wait polls first
-	failure  error // the poller's, ends the loop
-	counters Counters
+	now         int64
+	inTurn      bool
+	closed      bool
+	sections    int
+	skipped     int         // turns since the poller was last asked
+	done        requestList // outcomes to be told
+	ready       []*Watch
+	cqes        []userCQE
+	ends        turnEnds
+	window      int64 // for how long the next wait polls first
+	failure     error // the poller's, ends the loop
+	yieldedAt   int64
+	yieldedTurn uint64
+	counters    Counters
 
 	timers   timerHeap
 	timerSeq uint64

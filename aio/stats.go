@@ -9,6 +9,7 @@ type Counters struct {
 	Turns    uint64 // turns of the loop
 	SysCalls uint64 // system calls of the poller that wait, submit or look: io_uring_enter, epoll_pwait, ppoll
 	Sleeps   uint64 // those of them that were allowed to sleep
+	Yields   uint64 // times that the loop passed through the Go scheduler before it slept
 	Wakeups  uint64 // times that another goroutine had to write the eventfd
 	Posted   uint64 // posted functions that were run
 	Timers   uint64 // timers that were due

@@ -2,6 +2,8 @@
 
 package aio
 
+import "runtime"
+
 const (
 	// roundsMax bounds how often a turn runs the completions that completions caused, and the end work that end work
 	// caused. A chain of requests that are all answered at once would otherwise keep everybody else waiting. What is left
@@ -10,6 +12,11 @@ const (
 	// skipsMax bounds how many turns in a row may leave the poller unasked because there was work at hand already: a disk
 	// that completes in the act of submission must not shut out the sockets and kicks, and asking costs one call.
 	skipsMax = 8
+	// yieldAfter and yieldTurns say when a loop that is about to sleep passes through the Go scheduler first, see yield:
+	// sooner than the 10 ms after which the runtime takes an interest in it, and not before enough turns share the cost,
+	// which is that of two thread switches.
+	yieldAfter = 8_000_000
+	yieldTurns = 16
 )
 
 // TurnEnder does work that is worth doing once for everything that happened in a turn, such as telling a guest of a batch
@@ -93,6 +100,9 @@ func (l *Loop) wait(limit int64) {
 		return
 	}
 	l.skipped = 0
+	if timeout != 0 && l.now-l.yieldedAt >= yieldAfter && l.counters.Turns-l.yieldedTurn >= yieldTurns {
+		l.yield()
+	}
 	if timeout != 0 && l.window > 0 && l.poll(timeout) {
 		l.awake()
 		return
@@ -106,6 +116,19 @@ func (l *Loop) wait(limit int64) {
 		l.sleep(timeout)
 	}
 	l.awake()
+}
+
+// yield passes through the Go scheduler, once what is queued is under way.
+//
+// A goroutine that is locked to its thread and only makes system calls is never scheduled anew. The runtime's monitor
+// takes it for one that hogs its processor: from ten milliseconds on it takes the processor away at every look, in the
+// middle of system calls, and because it found something looks again 20 microseconds later, for ever. That costs a
+// twentieth of a core, and the loop a search for a processor each time.
+func (l *Loop) yield() {
+	l.yieldedAt, l.yieldedTurn = l.now, l.counters.Turns
+	l.note(l.poller.submit())
+	l.counters.Yields++
+	runtime.Gosched()
 }
 
 // awake makes the loop's state awake: what is published from here on is not seen by this turn unless by chance.

@@ -308,6 +308,31 @@ func TestInterceptedOutcome(t *testing.T) {
 	}
 }
 
+// A loop that turns often without ever being scheduled anew would have the runtime's monitor take its processor away at
+// every look. One that turns seldom has no need to pay for it.
+func TestBusyLoopPassesThroughTheScheduler(t *testing.T) {
+	eachPoller(t, func(t *testing.T, o LoopOptions) {
+		r := start(t, o, nil)
+		rounds := func(n int, gap time.Duration) uint64 {
+			before := r.Stats().Yields
+			for range n {
+				time.Sleep(gap)
+				r.do(func() {})
+			}
+			return r.Stats().Yields - before
+		}
+		deadline := time.Now().Add(30 * time.Second)
+		for rounds(4*yieldTurns, 0) == 0 {
+			if time.Now().After(deadline) {
+				t.Fatal("it never passed through the scheduler")
+			}
+		}
+		if n := rounds(yieldTurns/2, 2*yieldAfter); n > 1 {
+			t.Errorf("%d times in %d turns that were far between", n, yieldTurns/2)
+		}
+	})
+}
+
 // The window grows while events come soon and is given up when they do not.
 func TestPollingWindow(t *testing.T) {
 	eachPoller(t, func(t *testing.T, o LoopOptions) {
