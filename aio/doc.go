@@ -17,7 +17,8 @@
 // [Loop.Watch] calls back while a descriptor is ready, [Loop.Timer] when a time has come, [Loop.Post] runs a function of
 // another goroutine on the loop. [Loop.OpenFile] gives a [File] whose requests are carried by one of three engines:
 // io_uring on the loop's own ring, Linux AIO, or a bounded pool of threads, chosen by asking the file. [Loop.AddSQE] puts
-// entries of the caller's own on the ring. [Loop.Plug] and [Loop.Unplug] make a batch outside a turn.
+// entries of the caller's own on the ring. [Loop.Attend] has a loop that polls ([LoopOptions.PollMax]) look at memory where
+// work shows, so that nobody need be woken for it. [Loop.Plug] and [Loop.Unplug] make a batch outside a turn.
 //
 // The loop waits in io_uring, epoll or poll, whichever can be set up first; [Loop.Poller] says which, and why not the
 // better one. They behave alike: readiness is level-triggered on all three. A program that has a loop of its own keeps it

@@ -71,8 +71,12 @@ type Loop struct {
 	ready       []*Watch
 	cqes        []userCQE
 	ends        turnEnds
-	window      int64 // for how long the next wait polls first
-	failure     error // the poller's, ends the loop
+	window      int64     // for how long the next wait polls first
+	hooks       *PollHook // what the loop looks for by itself
+	looking     *PollHook // those of them that a turn has not come to yet
+	credit      int64     // nanoseconds that polling may still take
+	polledAt    int64     // when credit was counted
+	failure     error     // the poller's, ends the loop
 	yieldedAt   int64
 	yieldedTurn uint64
 	counters    Counters

@@ -63,6 +63,8 @@ type poller interface {
 	// wait hands over what is queued and waits for at most timeout nanoseconds: 0 only looks, below 0 is for ever. An
 	// early return without an event is no error; the loop just turns once more.
 	wait(timeout int64) error
+	// look is wait(0), without the system call where memory shows that there is nothing to hand over or to take.
+	look() error
 	// submit hands over what is queued without waiting. Where nothing ever is, it does nothing.
 	submit() error
 	// pending tells whether something is queued, or can be taken without waiting, that only wait passes on.

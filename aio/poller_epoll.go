@@ -36,6 +36,7 @@ func newEpollPoller(l *Loop) (poller, error) {
 func (p *epollPoller) kind() PollerKind { return PollerEpoll }
 func (p *epollPoller) start() error     { return nil }
 func (p *epollPoller) submit() error    { return nil }
+func (p *epollPoller) look() error      { return p.wait(0) }
 func (p *epollPoller) pending() bool    { return false }
 func (p *epollPoller) fd() (int, error) { return p.epfd, nil }
 func (p *epollPoller) close() error     { return sys.Close(p.epfd) }

@@ -22,6 +22,7 @@ func newPollPoller(l *Loop) (poller, error) { return &pollPoller{l: l}, nil }
 func (p *pollPoller) kind() PollerKind { return PollerPoll }
 func (p *pollPoller) start() error     { return nil }
 func (p *pollPoller) submit() error    { return nil }
+func (p *pollPoller) look() error      { return p.wait(0) }
 func (p *pollPoller) pending() bool    { return false }
 func (p *pollPoller) close() error     { return nil }
 

@@ -186,6 +186,15 @@ func (p *uringPoller) backOff(timeout int64) {
 	_, _ = sys.PpollIn(p.ring.Fd(), timeout) // whatever comes of it, the next turn looks
 }
 
+// look enters the kernel only with something to hand over, or for what it holds back.
+func (p *uringPoller) look() error {
+	if len(p.arm)+len(p.cancel) > 0 || p.ring.SQPending() > 0 || p.ring.NeedsEnter() {
+		return p.wait(0)
+	}
+	p.reap()
+	return nil
+}
+
 // submit hands over what is queued and waits for nothing. On a ring that has not been started the entries stay until it
 // is.
 func (p *uringPoller) submit() error {

@@ -6,14 +6,18 @@ import "context"
 
 // Counters count what a loop did since it was made.
 type Counters struct {
-	Turns    uint64 // turns of the loop
-	SysCalls uint64 // system calls of the poller that wait, submit or look: io_uring_enter, epoll_pwait, ppoll
-	Sleeps   uint64 // those of them that were allowed to sleep
-	Yields   uint64 // times that the loop passed through the Go scheduler before it slept
-	Wakeups  uint64 // times that another goroutine had to write the eventfd
-	Posted   uint64 // posted functions that were run
-	Timers   uint64 // timers that were due
-	Ready    uint64 // handlers of watches that were called
+	Turns     uint64 // turns of the loop
+	SysCalls  uint64 // system calls of the poller that wait, submit or look: io_uring_enter, epoll_pwait, ppoll
+	Sleeps    uint64 // those of them that were allowed to sleep
+	Polls     uint64 // times that the loop looked for work before it slept
+	PollHits  uint64 // those of them that found some
+	PollNanos uint64 // nanoseconds that they took
+	Polled    uint64 // pieces of work that a PollHook showed
+	Yields    uint64 // times that the loop passed through the Go scheduler before it slept
+	Wakeups   uint64 // times that another goroutine had to write the eventfd
+	Posted    uint64 // posted functions that were run
+	Timers    uint64 // timers that were due
+	Ready     uint64 // handlers of watches that were called
 }
 
 // Stats is a copy of a loop's counters, taken at one moment between two pieces of its work.

@@ -82,6 +82,7 @@ func (l *Loop) work() {
 	l.runCQEs()
 	l.runDone()
 	l.runReady()
+	l.runHooks()
 	l.runTimers()
 	l.runDone()
 	l.runEnds()
@@ -106,6 +107,9 @@ func (l *Loop) wait(limit int64) {
 	if timeout != 0 && l.window > 0 && l.poll(timeout) {
 		l.awake()
 		return
+	}
+	if timeout != 0 && l.hooks != nil && l.armHooks() {
+		timeout = 0
 	}
 	if timeout != 0 && !l.state.CompareAndSwap(stateAwake, stateAsleep) {
 		timeout = 0
@@ -201,43 +205,5 @@ func (l *Loop) runEnds() {
 			t.H.EndTurn()
 			t = next
 		}
-	}
-}
-
-// poll looks for work without sleeping, for the length of the window at most. It tells whether it found any.
-func (l *Loop) poll(timeout int64) bool {
-	end := nanotime() + l.window
-	for {
-		l.note(l.poller.wait(0))
-		l.reapEngines()
-		if l.more() || l.failure != nil || l.state.Load() == stateNotified {
-			return true
-		}
-		now := nanotime()
-		if now >= end || timeout > 0 && now >= end-l.window+timeout {
-			return false
-		}
-	}
-}
-
-// windowMin is the first step of the polling window: below it looking costs more than it can find.
-const windowMin = 4_000
-
-// sleep waits, and moves the polling window: towards PollMax when the event came soon enough that polling would have met
-// it, to nothing when it did not.
-func (l *Loop) sleep(timeout int64) {
-	l.counters.Sleeps++
-	limit := int64(l.opts.PollMax)
-	if limit == 0 {
-		l.note(l.poller.wait(timeout))
-		return
-	}
-	began := nanotime()
-	l.note(l.poller.wait(timeout))
-	switch slept := nanotime() - began; {
-	case slept > limit:
-		l.window = 0
-	case slept > l.window:
-		l.window = min(max(2*l.window, windowMin), limit)
 	}
 }

@@ -34,6 +34,7 @@ type queue struct {
 	call   notifier
 	bell   *ringer
 	end    aio.TurnEnd
+	hook   aio.PollHook
 	broken bool // the ring is not touched any more
 
 	free        []*slot // a stack: the slot used last is the one still in the processor's cache
@@ -83,7 +84,7 @@ func newQueue(d *Device, v vhostuser.Vring, at int) (*queue, error) {
 		dev: d, index: v.Index, loop: d.opts.Loops[at], face: d.faces[at], vq: vq, vring: v,
 		call: call, bell: d.bells[at], mem: &memory{m: v.Mem}, stopped: make(chan struct{}),
 	}
-	q.end.H = q
+	q.end.H, q.hook.H = q, q
 	slots := make([]slot, v.Size) // no more chains than descriptors can be in flight
 	segments := make([]sys.IOVec, int(v.Size)*maxSegments)
 	q.free = make([]*slot, 0, v.Size)
@@ -120,6 +121,7 @@ func (q *queue) closeKick() {
 	if q.kick != nil {
 		q.kick.Close()
 		q.kick = nil
+		q.loop.Neglect(&q.hook)
 	}
 }
 
@@ -161,6 +163,35 @@ func (q *queue) HandleReady(w *aio.Watch, _ aio.Events) {
 	}
 	q.stats.Kicks++
 	q.run()
+}
+
+// Pending looks at the ring for a loop that polls. Where the memory is gone it says yes, and collect meets the fault again.
+func (q *queue) Pending() (yes bool) {
+	defer func() {
+		if r := recover(); r != nil {
+			if !sys.IsFault(r) {
+				panic(r)
+			}
+			yes = true
+		}
+	}()
+	return q.vq.Pending()
+}
+
+// HandlePending is what a kick would have been.
+func (q *queue) HandlePending() { q.run() }
+
+// Arm has the guest kick from now on. A fault is met again as in Pending.
+func (q *queue) Arm() (more bool) {
+	defer func() {
+		if r := recover(); r != nil {
+			if !sys.IsFault(r) {
+				panic(r)
+			}
+			more = true
+		}
+	}()
+	return q.vq.EnableKicks()
 }
 
 // run takes everything that the ring holds and submits it. With kicks off while it looks, the guest saves its calls.
@@ -211,7 +242,8 @@ func (q *queue) collect() (err error) {
 			s.parse()
 			q.fresh.push(s)
 		}
-		more = q.vq.EnableKicks()
+		// A loop that polls looks by itself; the guest then saves its kicks, and the loop arms them before it sleeps.
+		more = !q.loop.Attend(&q.hook) && q.vq.EnableKicks()
 	}
 	if q.stats.Requests != took {
 		q.stats.Batches++
