@@ -70,7 +70,7 @@ func TestReadsLeaveInBatches(t *testing.T) {
 		for _, noEventIdx := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v/%v/event index %v", e.engine, e.poller, !noEventIdx), func(t *testing.T) {
 				n := quickImage(t, e.engine)
-				r := newRig(t, n, rigOptions{loop: aio.LoopOptions{Poller: e.poller}, noEventIdx: noEventIdx})
+				r := newRig(t, n, rigOptions{loop: aio.LoopOptions{Poller: e.poller}, noEventIdx: noEventIdx, noMerge: true})
 				q := r.queues[0]
 				before := r.loop.Stats().Engines[e.engine]
 				for k := range kicks {

@@ -24,6 +24,7 @@ type Options struct {
 	Queues       int         // virtqueues offered; 0: one a loop
 	Loops        []*aio.Loop // queue i runs on Loops[i % len(Loops)]; they must be running
 	LogicalBlock int         // bytes, a power of two from 512; 0: what the handle prefers
+	NoMerge      bool        // send requests that lie side by side one by one
 	// OnBroken hears of a queue that was stopped because it can no longer be trusted. It is called on a goroutine of
 	// its own. Nil: nobody hears of it.
 	OnBroken func(queue int, err error)

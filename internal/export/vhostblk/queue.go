@@ -18,6 +18,11 @@ import (
 // errFault says that guest memory is mapped but not there any more: its owner truncated the file behind it.
 var errFault = errors.New("guest memory faulted (its file was truncated)")
 
+// turnShare is how many requests a queue may take in one turn of its loop: what else the loop serves waits for them. It is
+// the size of the usual queue, so that a turn still takes such a ring whole: with half of it a null disk spends a fifth more
+// a request. What the ring holds beyond is taken in the next turn, which comes at once.
+const turnShare = 256
+
 // queue is one started virtqueue on its loop. Every method must be called on the loop, except newQueue and release.
 //
 // A slot is in exactly one place: on the free stack, on the fresh list (popped, not yet submitted), with the handle
@@ -36,6 +41,17 @@ type queue struct {
 	end    aio.TurnEnd
 	hook   aio.PollHook
 	broken bool // the ring is not touched any more
+
+	chain   virtqueue.Chain // the one that was popped last, read into a slot before the next
+	merger  *merger         // nil: requests go out one by one
+	scratch *vector         // where its segments lie
+	store   *store
+
+	turn    int64         // the loop's clock when something was last taken
+	budget  int           // how much may still be taken in that turn
+	held    bool          // the ring held more than the turn's share
+	waiting bool          // for the next turn
+	next    block.Request // brings the next turn, when more is to be taken then
 
 	free        []*slot // a stack: the slot used last is the one still in the processor's cache
 	fresh, done slotList
@@ -85,20 +101,41 @@ func newQueue(d *Device, v vhostuser.Vring, at int) (*queue, error) {
 		call: call, bell: d.bells[at], mem: &memory{m: v.Mem}, stopped: make(chan struct{}),
 	}
 	q.end.H, q.hook.H = q, q
+	q.next.Done = (*nextTurn)(q)
 	slots := make([]slot, v.Size) // no more chains than descriptors can be in flight
-	segments := make([]sys.IOVec, int(v.Size)*maxSegments)
 	q.free = make([]*slot, 0, v.Size)
 	for i := range slots {
-		slots[i].init(q, segments[i*maxSegments:(i+1)*maxSegments])
+		slots[i].init(q)
 		q.free = append(q.free, &slots[i])
 	}
+	if !d.opts.NoMerge && !q.loop.Unbatched() {
+		q.merger = newMerger(d.handle.Node().Info())
+	}
+	// A chain has a vector at most, and one is popped into; a merged request joins two chains or more.
+	if q.store, err = newStore(1 + int(v.Size) + int(v.Size)/2); err != nil {
+		q.release()
+		return nil, err
+	}
+	q.scratch = q.store.take()
+	q.chain.SetStorage(q.scratch[:])
 	return q, nil
+}
+
+// swapScratch leaves the segments of the chain that was just popped to whoever asks, and pops into another vector.
+func (q *queue) swapScratch() *vector {
+	old := q.scratch
+	q.scratch = q.store.take()
+	q.chain.SetStorage(q.scratch[:])
+	return old
 }
 
 // release gives back what newQueue took. The queue is not on its loop any more.
 func (q *queue) release() {
 	q.vq.Close()
 	q.mem.m.Release()
+	if q.store != nil {
+		q.store.close()
+	}
 }
 
 func (q *queue) start() error {
@@ -127,7 +164,7 @@ func (q *queue) closeKick() {
 
 // finishStop tells the waiting control goroutine, once everything that was taken has been answered.
 func (q *queue) finishStop() {
-	if q.stopping && q.inflight == 0 && q.done.head == nil {
+	if q.stopping && q.inflight == 0 && q.done.head == nil && !q.held && !q.waiting {
 		q.stopping = false
 		close(q.stopped)
 	}
@@ -194,21 +231,24 @@ func (q *queue) Arm() (more bool) {
 	return q.vq.EnableKicks()
 }
 
-// run takes everything that the ring holds and submits it. With kicks off while it looks, the guest saves its calls.
+// run takes what the ring holds, up to the share of a turn, and submits it. With kicks off while it looks, the guest saves
+// its calls.
 func (q *queue) run() {
-	if q.broken || q.kick == nil {
+	if q.broken || q.kick == nil || q.waiting {
 		return
 	}
+	took := q.stats.Requests
 	err := q.collect()
-	for s := q.fresh.pop(); s != nil; s = q.fresh.pop() {
-		s.submit()
+	if q.stats.Requests != took {
+		q.stats.Batches++
 	}
+	q.send()
 	if err != nil {
 		q.fail(err)
 	}
 }
 
-// collect pops chains into slots until the ring is empty or the slots are. It is one of the two places that read or
+// collect pops chains into slots until the ring, the slots or the turn's share are used up. It is one of the two places that read or
 // write guest memory, and turns a fault there into errFault.
 func (q *queue) collect() (err error) {
 	defer func() {
@@ -219,7 +259,9 @@ func (q *queue) collect() (err error) {
 			err = errFault
 		}
 	}()
-	took := q.stats.Requests
+	if now := q.loop.Now(); now != q.turn {
+		q.turn, q.budget = now, turnShare
+	}
 	for more := true; more; {
 		q.vq.DisableKicks()
 		for {
@@ -227,8 +269,13 @@ func (q *queue) collect() (err error) {
 				q.starved = true // kicks stay off: EndTurn looks again when a slot is free
 				return nil
 			}
+			if q.budget <= 0 && q.vq.Pending() {
+				q.held = true // kicks stay off here, too
+				q.loop.AtTurnEnd(&q.end)
+				return nil
+			}
 			s := q.free[len(q.free)-1]
-			ok, err := q.vq.Pop(&s.chain)
+			ok, err := q.vq.Pop(&q.chain)
 			if err != nil {
 				return err
 			}
@@ -237,16 +284,14 @@ func (q *queue) collect() (err error) {
 			}
 			q.free = q.free[:len(q.free)-1]
 			q.stats.Requests++
+			q.budget--
+			s.parse(&q.chain)
 			q.mem.users++
 			s.mem = q.mem
-			s.parse()
 			q.fresh.push(s)
 		}
 		// A loop that polls looks by itself; the guest then saves its kicks, and the loop arms them before it sleeps.
 		more = !q.loop.Attend(&q.hook) && q.vq.EnableKicks()
-	}
-	if q.stats.Requests != took {
-		q.stats.Batches++
 	}
 	return nil
 }
@@ -264,7 +309,7 @@ func (q *queue) completed(s *slot) {
 
 // EndTurn publishes what completed in this turn and calls the guest at most once.
 func (q *queue) EndTurn() {
-	if !q.broken {
+	if !q.broken && q.done.head != nil {
 		notify, err := q.publish()
 		if err == nil && notify {
 			q.stats.Notifications++
@@ -275,14 +320,29 @@ func (q *queue) EndTurn() {
 		}
 	}
 	for s := q.done.pop(); s != nil; s = q.done.pop() {
-		s.mem.drop()
-		s.mem = nil
+		s.clean()
 		q.free = append(q.free, s)
 	}
 	if q.starved {
 		q.starved = false
 		q.run()
 	}
+	if q.held {
+		q.held = false
+		q.waiting = true
+		q.loop.CompleteLater(&q.next, nil)
+	}
+	q.finishStop()
+}
+
+// nextTurn is the queue as the completer of the request that stands for the rest of its ring.
+type nextTurn queue
+
+// Complete goes on where the share of the last turn ended.
+func (c *nextTurn) Complete(*block.Request, error) {
+	q := (*queue)(c)
+	q.waiting = false
+	q.run()
 	q.finishStop()
 }
 
@@ -297,7 +357,7 @@ func (q *queue) publish() (notify bool, err error) {
 		}
 	}()
 	for s := q.done.head; s != nil; s = s.next {
-		q.vq.Push(s.chain.Head, s.answer())
+		q.vq.Push(s.head, s.answer())
 	}
 	q.stats.Publishes++
 	return q.vq.Publish(), nil

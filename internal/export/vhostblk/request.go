@@ -23,59 +23,70 @@ const (
 // noRequest marks a slot whose chain held no header that could be read.
 const noRequest = virtioblk.RequestType(^uint32(0))
 
-// slot is one request's place: the chain it came as, the request it became, and the status it is answered with. Slots
-// are made when the queue starts and used again and again.
-type slot struct {
-	q     *queue
-	chain virtqueue.Chain
-	req   block.Request
-	mem   *memory
-	next  *slot
+// inlineSegments is how many segments of data a slot holds itself: a page or a buffer in one piece is what most requests
+// are. Longer ones keep a vector of the queue's store.
+const inlineSegments = 4
 
-	status    *byte // in guest memory; nil when the chain has no place for it
-	code      virtioblk.Status
+// slot is one request's place: what became of the chain, the request, and the status it is answered with. Slots are made
+// when the queue starts and used again and again. They are kept small, since a busy queue walks through all of them.
+type slot struct {
+	q    *queue
+	next *slot
+	mem  *memory
+
+	status    *byte       // in guest memory; nil when the chain has no place for it
+	data      []sys.IOVec // what is read or written, in guest memory
+	offset    int64       // of data on the disk, bytes
+	length    int64       // of data
+	written   uint32      // the used length
 	kind      virtioblk.RequestType
-	written   uint32 // the used length
-	ranges    [maxRangeSegments]virtioblk.DiscardRange
-	nranges   int
-	atRange   int
+	head      uint16 // names the chain to the driver
+	code      virtioblk.Status
 	immediate bool // answered without asking the handle
+	nranges   uint8
+	atRange   uint8
+
+	vector  *vector  // holds data, or the ranges, when they are many
+	members slotList // the requests that go out with this one, see merge.go
+	joined  *vector  // holds the segments of all of them
+
+	inline [inlineSegments]sys.IOVec
+	req    block.Request
 }
 
-func (s *slot) init(q *queue, segments []sys.IOVec) {
+func (s *slot) init(q *queue) {
 	s.q = q
-	s.chain.SetStorage(segments)
 	s.req.Done = s
 }
 
 // parse turns the chain into a request (virtio 1.3, 5.2.6). The framing is the driver's choice: header, data and status
-// are found by counting bytes, not descriptors. It reads guest memory: header and ranges are copied once, here.
-func (s *slot) parse() {
-	s.status, s.written, s.nranges, s.atRange = nil, 0, 0, 0
+// are found by counting bytes, not descriptors. It reads guest memory: header and ranges are copied once, here. Of the
+// chain nothing is used afterwards.
+func (s *slot) parse(c *virtqueue.Chain) {
+	s.head, s.status, s.written, s.length, s.nranges, s.atRange = c.Head, nil, 0, 0, 0, 0
 	s.code, s.immediate = virtioblk.StatusIOErr, true
 	s.kind = noRequest
-	if !s.takeStatus() || s.chain.Err != nil {
+	if !s.takeStatus(c) || c.Err != nil {
 		return
 	}
 	var raw [virtioblk.HeaderSize]byte
-	if !s.takeReadable(raw[:]) {
+	if !takeReadable(c, raw[:]) {
 		return
 	}
 	h, _ := virtioblk.DecodeHeader(raw[:])
 	s.kind = h.Type
-	s.req.Flags = 0
 	switch h.Type {
 	case virtioblk.TypeIn:
-		s.parseData(block.OpRead, h, s.chain.Writable, s.chain.WritableLen)
+		s.parseData(h, c.Writable, c.WritableLen)
 	case virtioblk.TypeOut:
-		s.parseData(block.OpWrite, h, s.chain.Readable, s.chain.ReadableLen)
+		s.parseData(h, c.Readable, c.ReadableLen)
 	case virtioblk.TypeFlush:
-		s.req.Op, s.req.Offset, s.req.Length, s.req.Mem = block.OpFlush, 0, 0, nil
+		s.req.Op, s.req.Flags, s.req.Offset, s.req.Length, s.req.Mem = block.OpFlush, 0, 0, 0, nil
 		s.immediate = false
 	case virtioblk.TypeGetID:
-		s.answerID()
+		s.answerID(c)
 	case virtioblk.TypeDiscard, virtioblk.TypeWriteZeroes:
-		s.parseRanges()
+		s.parseRanges(c)
 	default:
 		s.code = virtioblk.StatusUnsupp
 	}
@@ -83,13 +94,13 @@ func (s *slot) parse() {
 
 // takeStatus cuts the last byte off the device-writable part: that is where the status goes. The used length of a sound
 // chain is that whole part, since the status is its last byte; of a faulty one it is nothing, as virtqueue tells.
-func (s *slot) takeStatus() bool {
-	w := s.chain.Writable
+func (s *slot) takeStatus(c *virtqueue.Chain) bool {
+	w := c.Writable
 	if len(w) == 0 {
 		return false
 	}
-	if s.chain.Err == nil {
-		s.written = uint32(s.chain.WritableLen)
+	if c.Err == nil {
+		s.written = uint32(c.WritableLen)
 	}
 	last := &w[len(w)-1]
 	b := last.Bytes()
@@ -97,18 +108,18 @@ func (s *slot) takeStatus() bool {
 	if last.Len--; last.Len == 0 {
 		w = w[:len(w)-1]
 	}
-	s.chain.Writable = w
-	s.chain.WritableLen--
+	c.Writable = w
+	c.WritableLen--
 	return true
 }
 
 // takeReadable moves len(p) bytes from the front of the device-readable part to p, across segments.
-func (s *slot) takeReadable(p []byte) bool {
-	if s.chain.ReadableLen < int64(len(p)) {
+func takeReadable(c *virtqueue.Chain, p []byte) bool {
+	if c.ReadableLen < int64(len(p)) {
 		return false
 	}
-	s.chain.ReadableLen -= int64(len(p))
-	r := s.chain.Readable
+	c.ReadableLen -= int64(len(p))
+	r := c.Readable
 	for len(p) > 0 {
 		b := r[0].Bytes()
 		n := copy(p, b)
@@ -119,22 +130,38 @@ func (s *slot) takeReadable(p []byte) bool {
 		}
 		r[0] = sys.IOVecOf(b[n:])
 	}
-	s.chain.Readable = r
+	c.Readable = r
 	return true
 }
 
-func (s *slot) parseData(op block.Op, h virtioblk.Header, mem []sys.IOVec, length int64) {
+// parseData keeps the segments: a few in the slot, many where they are, which costs the queue a new place to pop to.
+func (s *slot) parseData(h virtioblk.Header, mem []sys.IOVec, length int64) {
+	s.length = length
 	offset, status := h.Range(length, s.q.dev.capacity)
 	if status != virtioblk.StatusOK || length == 0 {
 		return
 	}
-	s.req.Op, s.req.Offset, s.req.Length, s.req.Mem = op, offset, length, mem
-	s.immediate = false
+	s.offset, s.immediate = offset, false
+	if len(mem) <= len(s.inline) {
+		s.data = s.inline[:copy(s.inline[:], mem)]
+	} else {
+		s.data, s.vector = mem, s.q.swapScratch()
+	}
+	s.setData()
+}
+
+// setData makes the request that reads or writes this slot's own data.
+func (s *slot) setData() {
+	op := block.OpRead
+	if s.kind == virtioblk.TypeOut {
+		op = block.OpWrite
+	}
+	s.req.Op, s.req.Flags, s.req.Offset, s.req.Length, s.req.Mem = op, 0, s.offset, s.length, s.data
 }
 
 // parseRanges reads the segments of a discard or write of zeroes and checks all of them before any is begun, so that a
 // refused request has no partial effect.
-func (s *slot) parseRanges() {
+func (s *slot) parseRanges(c *virtqueue.Chain) {
 	dev := s.q.dev
 	if dev.offered&featureOf(s.kind) == 0 {
 		if !dev.info.ReadOnly { // a read-only disk has the operation and refuses it
@@ -142,20 +169,22 @@ func (s *slot) parseRanges() {
 		}
 		return
 	}
-	n, ok := virtioblk.RangeCount(s.chain.ReadableLen, maxRangeSegments)
+	n, ok := virtioblk.RangeCount(c.ReadableLen, maxRangeSegments)
 	if !ok {
 		return
 	}
+	s.vector = s.q.store.take()
+	ranges := s.vector.ranges()
 	var raw [virtioblk.DiscardRangeSize]byte
 	for i := range n {
-		s.takeReadable(raw[:])
+		takeReadable(c, raw[:])
 		r, _ := virtioblk.DecodeDiscardRange(raw[:])
 		if s.code = r.Check(s.kind, dev.capacity, maxRangeSectors); s.code != virtioblk.StatusOK {
 			return
 		}
-		s.ranges[i] = r
+		ranges[i] = r
 	}
-	s.nranges = n
+	s.nranges = uint8(n)
 	s.immediate = false
 	s.setRange()
 }
@@ -168,7 +197,7 @@ func featureOf(kind virtioblk.RequestType) uint64 {
 }
 
 func (s *slot) setRange() {
-	r := s.ranges[s.atRange]
+	r := s.vector.ranges()[s.atRange]
 	s.req.Op, s.req.Flags = block.OpDiscard, 0
 	if s.kind == virtioblk.TypeWriteZeroes {
 		s.req.Op = block.OpWriteZeroes
@@ -181,10 +210,10 @@ func (s *slot) setRange() {
 }
 
 // answerID copies the serial, padded with zeros to 20 bytes or cut to what the driver has room for.
-func (s *slot) answerID() {
+func (s *slot) answerID(c *virtqueue.Chain) {
 	id := virtioblk.EncodeID(s.q.dev.opts.Serial)
 	p := id[:]
-	for _, v := range s.chain.Writable {
+	for _, v := range c.Writable {
 		p = p[copy(v.Bytes(), p):]
 	}
 	s.code = virtioblk.StatusOK
@@ -207,6 +236,10 @@ func (s *slot) Complete(_ *block.Request, err error) {
 		s.settle()
 		return
 	}
+	if s.joined != nil {
+		s.part(err)
+		return
+	}
 	if err == nil && s.atRange+1 < s.nranges {
 		s.atRange++
 		s.setRange()
@@ -223,10 +256,10 @@ func (s *slot) settle() {
 	switch s.kind {
 	case virtioblk.TypeIn:
 		st.Reads++
-		st.BytesRead += uint64(s.chain.WritableLen)
+		st.BytesRead += uint64(s.length)
 	case virtioblk.TypeOut:
 		st.Writes++
-		st.BytesWritten += uint64(s.chain.ReadableLen)
+		st.BytesWritten += uint64(s.length)
 	case virtioblk.TypeFlush:
 		st.Flushes++
 	case virtioblk.TypeDiscard, virtioblk.TypeWriteZeroes:
@@ -244,6 +277,16 @@ func (s *slot) answer() uint32 {
 		*s.status = byte(s.code)
 	}
 	return s.written
+}
+
+// clean gives back what the request held, when it has been answered.
+func (s *slot) clean() {
+	s.mem.drop()
+	s.mem = nil
+	if s.vector != nil {
+		s.q.store.give(s.vector)
+		s.vector = nil
+	}
 }
 
 // statusOf is the one place where an error becomes what the guest sees (virtio 1.3, 5.2.6).

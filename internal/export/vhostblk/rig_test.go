@@ -52,6 +52,7 @@ type rigOptions struct {
 	size         uint16
 	features     uint64 // of the device, acknowledged; 0: all that it offers
 	serial       string
+	noMerge      bool
 }
 
 func newRig(t *testing.T, node block.Node, o rigOptions) *rig {
@@ -67,7 +68,7 @@ func newRig(t *testing.T, node block.Node, o rigOptions) *rig {
 		o.size = 256
 	}
 	var err error
-	r.dev, err = New(r.handle, &Options{Queues: o.queues, Loops: []*aio.Loop{r.loop}, Serial: o.serial,
+	r.dev, err = New(r.handle, &Options{Queues: o.queues, Loops: []*aio.Loop{r.loop}, Serial: o.serial, NoMerge: o.noMerge,
 		OnBroken: func(_ int, err error) { r.broken <- err }})
 	must(t, err)
 	t.Cleanup(func() { must(t, r.dev.Close()) })

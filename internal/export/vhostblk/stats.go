@@ -16,6 +16,9 @@ type QueueStats struct {
 	BytesRead     uint64
 	BytesWritten  uint64
 	Errors        uint64 // requests answered with anything but OK
+	Merges        uint64 // merged requests sent to the disk
+	Merged        uint64 // requests that went out in them
+	MergesFailed  uint64 // merged requests that failed, and whose parts were sent again
 	Publishes     uint64 // times that the used index was moved
 	Notifications uint64 // times that the guest was called
 }
@@ -31,6 +34,9 @@ func (s *QueueStats) add(o *QueueStats) {
 	s.BytesRead += o.BytesRead
 	s.BytesWritten += o.BytesWritten
 	s.Errors += o.Errors
+	s.Merges += o.Merges
+	s.Merged += o.Merged
+	s.MergesFailed += o.MergesFailed
 	s.Publishes += o.Publishes
 	s.Notifications += o.Notifications
 }
