@@ -39,7 +39,8 @@ var diskKeys = []diskKey{
 	{"logical-block-size", "", "512|1024|2048|4096", "the guest's sector size in bytes", setLogicalBlock},
 	{"discard", "", "unmap|ignore", "whether the guest may give space back (default: unmap)", setDiscard},
 	{"lock", "", "on|off|shared", "lock the image as QEMU does (on); shared looks on without a lock and needs readonly", setLock},
-	{"latency", "", "DURATION", "for driver=null: how long each request takes (such as 100us)", setLatency},
+	{"coalesce", "", "DURATION", "for how long at most a notification waits for more completions to share it (such as 100us; default: 0)", setDuration(func(d *daemon.DiskConfig) *time.Duration { return &d.Coalesce })},
+	{"latency", "", "DURATION", "for driver=null: how long each request takes (such as 100us)", setDuration(func(d *daemon.DiskConfig) *time.Duration { return &d.Latency })},
 	{"fault", "", "TEXT", "for tests: make requests fail or wait, such as read 4096-8191 error=EIO count=1; write delay=10ms", setFault},
 }
 
@@ -215,13 +216,15 @@ func setFault(d *daemon.DiskConfig, v string) error {
 	return err
 }
 
-func setLatency(d *daemon.DiskConfig, v string) error {
-	t, err := time.ParseDuration(v)
-	if err != nil || t < 0 {
-		return fmt.Errorf("%q is not a duration (such as 100us or 2ms)", v)
+func setDuration(field func(*daemon.DiskConfig) *time.Duration) func(*daemon.DiskConfig, string) error {
+	return func(d *daemon.DiskConfig, v string) error {
+		t, err := time.ParseDuration(v)
+		if err != nil || t < 0 {
+			return fmt.Errorf("%q is not a duration (such as 100us or 2ms)", v)
+		}
+		*field(d) = t
+		return nil
 	}
-	d.Latency = t
-	return nil
 }
 
 func setBytes(field func(*daemon.DiskConfig) *int64) func(*daemon.DiskConfig, string) error {

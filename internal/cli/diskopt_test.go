@@ -37,6 +37,7 @@ func TestDiskOptions(t *testing.T) {
 		"d,logical-block-size=4K":                    {Path: "d", LogicalBlock: 4096},
 		"driver=mem,size=1G":                         {Driver: "mem", Size: 1 << 30},
 		"size=1G,driver=null,latency=100us,queues=2": {Driver: "null", Size: 1 << 30, Latency: 100 * time.Microsecond, Queues: 2},
+		"d,coalesce=50us":                            {Path: "d", Coalesce: 50 * time.Microsecond},
 		"driver=mem,size=1M,fault=read error=EIO # a,,b": {Driver: "mem", Size: 1 << 20, Fault: "read error=EIO # a,b"},
 	} {
 		got, err := parseDisk(text)
@@ -83,6 +84,7 @@ func TestDiskOptionsThatMakeNoSense(t *testing.T) {
 		"d,offset=-1":                       "not a number",
 		"d,latency=1ms":                     "latency is for driver=null",
 		"driver=null,size=1G,latency=-1s":   "not a duration",
+		"d,coalesce=1s":                     "want 0 to 10ms",
 		"driver=null":                       "driver=null needs a size",
 		"driver=tape,size=1G":               "want file, null or mem",
 		"driver=mem,size=1G,path=d":         "takes no path",

@@ -27,6 +27,7 @@ func writeDisk(d daemon.DiskConfig) string {
 	add(d.Cache != 0, "cache", d.Cache)
 	add(d.Lock != "", "lock", d.Lock)
 	add(d.NoDiscard, "discard", "ignore")
+	add(d.Coalesce != 0, "coalesce", d.Coalesce)
 	add(d.Latency != 0, "latency", d.Latency)
 	add(d.Fault != "", "fault", d.Fault)
 	add(d.Serial != "", "serial", d.Serial)

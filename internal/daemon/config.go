@@ -37,6 +37,8 @@ const (
 	DisksMax  = 1024
 	QueuesMax = 256 // what virtio-blk's front-ends offer at most
 	SerialMax = 20  // VIRTIO_BLK_ID_BYTES
+
+	CoalesceMax = 10 * time.Millisecond // a guest that waits longer takes its disk for a slow one
 )
 
 // DiskConfig describes one disk and its exports.
@@ -65,6 +67,9 @@ type DiskConfig struct {
 	Serial       string // what the guest reads as the disk's serial number, at most SerialMax bytes
 	Queues       int    // offered to the guest; 0 is one a loop
 	LogicalBlock int    // the guest's sector size in bytes: 512 (or 0), 1024, 2048 or 4096
+
+	// Coalesce is for how long at most a notification of the guest waits for more completions; 0 is not at all.
+	Coalesce time.Duration
 
 	// Loop is the index of the one loop that serves this disk. Nil spreads its queues over all loops.
 	Loop *int
@@ -141,6 +146,8 @@ func (c *DiskConfig) validate(loops int) error {
 		return fmt.Errorf("serial %q has %d bytes, a guest can read %d", c.Serial, len(c.Serial), SerialMax)
 	case c.Queues < 0 || c.Queues > QueuesMax:
 		return fmt.Errorf("queues is %d (want 1 to %d)", c.Queues, QueuesMax)
+	case c.Coalesce < 0 || c.Coalesce > CoalesceMax:
+		return fmt.Errorf("coalesce is %v (want 0 to %v)", c.Coalesce, CoalesceMax)
 	case c.Loop != nil && (*c.Loop < 0 || *c.Loop >= loops):
 		return fmt.Errorf("loop %d does not exist (there are %d, counted from 0)", *c.Loop, loops)
 	}

@@ -99,7 +99,7 @@ type DeviceOptions struct {
 // newDevice makes a virtio-blk device of the disk.
 func (d *Disk) newDevice(o *DeviceOptions, log *slog.Logger) (*vhostblk.Device, error) {
 	return vhostblk.New(d.handle, &vhostblk.Options{
-		Serial: o.Serial, Queues: o.Queues, Loops: d.loops, LogicalBlock: d.config.LogicalBlock,
+		Serial: o.Serial, Queues: o.Queues, Loops: d.loops, LogicalBlock: d.config.LogicalBlock, Coalesce: d.config.Coalesce,
 		OnBroken: func(queue int, err error) {
 			log.Error("queue stopped: it can no longer be trusted, the others go on", "queue", queue, "err", err)
 		},

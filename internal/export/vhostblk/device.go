@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/sluice-blk/sluice/aio"
 	"github.com/sluice-blk/sluice/internal/block"
@@ -25,6 +26,8 @@ type Options struct {
 	Loops        []*aio.Loop // queue i runs on Loops[i % len(Loops)]; they must be running
 	LogicalBlock int         // bytes, a power of two from 512; 0: what the handle prefers
 	NoMerge      bool        // send requests that lie side by side one by one
+	// Coalesce is for how long at most a notification waits for more completions to share it; 0: not at all.
+	Coalesce time.Duration
 	// OnBroken hears of a queue that was stopped because it can no longer be trusted. It is called on a goroutine of
 	// its own. Nil: nobody hears of it.
 	OnBroken func(queue int, err error)

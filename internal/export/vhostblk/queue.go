@@ -38,6 +38,7 @@ type queue struct {
 	kick   *aio.Watch
 	call   notifier
 	bell   *ringer
+	calls  coalescer
 	end    aio.TurnEnd
 	hook   aio.PollHook
 	broken bool // the ring is not touched any more
@@ -98,7 +99,7 @@ func newQueue(d *Device, v vhostuser.Vring, at int) (*queue, error) {
 	v.Mem.Retain()
 	q := &queue{
 		dev: d, index: v.Index, loop: d.opts.Loops[at], face: d.faces[at], vq: vq, vring: v,
-		call: call, bell: d.bells[at], mem: &memory{m: v.Mem}, stopped: make(chan struct{}),
+		call: call, bell: d.bells[at], calls: coalescer{bound: d.opts.Coalesce}, mem: &memory{m: v.Mem}, stopped: make(chan struct{}),
 	}
 	q.end.H, q.hook.H = q, q
 	q.next.Done = (*nextTurn)(q)
@@ -310,10 +311,9 @@ func (q *queue) completed(s *slot) {
 // EndTurn publishes what completed in this turn and calls the guest at most once.
 func (q *queue) EndTurn() {
 	if !q.broken && q.done.head != nil {
-		notify, err := q.publish()
-		if err == nil && notify {
-			q.stats.Notifications++
-			err = q.call.signal()
+		n, wanted, err := q.publish()
+		if err == nil {
+			err = q.notify(n, wanted)
 		}
 		if err != nil {
 			q.fail(err)
@@ -346,8 +346,9 @@ func (c *nextTurn) Complete(*block.Request, error) {
 	q.finishStop()
 }
 
-// publish writes the status bytes and the used ring: the second of the two places that touch guest memory.
-func (q *queue) publish() (notify bool, err error) {
+// publish writes the status bytes and the used ring of the n that completed, and tells whether the guest wants to be
+// called for them: the second of the two places that touch guest memory.
+func (q *queue) publish() (n int, wanted bool, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			if !sys.IsFault(r) {
@@ -358,9 +359,10 @@ func (q *queue) publish() (notify bool, err error) {
 	}()
 	for s := q.done.head; s != nil; s = s.next {
 		q.vq.Push(s.head, s.answer())
+		n++
 	}
 	q.stats.Publishes++
-	return q.vq.Publish(), nil
+	return n, q.vq.Publish(), nil
 }
 
 // fail stops the queue for good: the ring is not read or written again until the front-end sets it up anew. What is in
@@ -371,6 +373,7 @@ func (q *queue) fail(err error) {
 	}
 	q.broken = true
 	q.closeKick()
+	_ = q.settleCalls() // it tells of what was published before; the queue is lost either way
 	q.tell(err)
 }
 

@@ -53,6 +53,7 @@ type rigOptions struct {
 	features     uint64 // of the device, acknowledged; 0: all that it offers
 	serial       string
 	noMerge      bool
+	coalesce     time.Duration
 }
 
 func newRig(t *testing.T, node block.Node, o rigOptions) *rig {
@@ -68,7 +69,7 @@ func newRig(t *testing.T, node block.Node, o rigOptions) *rig {
 		o.size = 256
 	}
 	var err error
-	r.dev, err = New(r.handle, &Options{Queues: o.queues, Loops: []*aio.Loop{r.loop}, Serial: o.serial, NoMerge: o.noMerge,
+	r.dev, err = New(r.handle, &Options{Queues: o.queues, Loops: []*aio.Loop{r.loop}, Serial: o.serial, NoMerge: o.noMerge, Coalesce: o.coalesce,
 		OnBroken: func(_ int, err error) { r.broken <- err }})
 	must(t, err)
 	t.Cleanup(func() { must(t, r.dev.Close()) })

@@ -21,6 +21,7 @@ type QueueStats struct {
 	MergesFailed  uint64 // merged requests that failed, and whose parts were sent again
 	Publishes     uint64 // times that the used index was moved
 	Notifications uint64 // times that the guest was called
+	Held          uint64 // of these, how many waited for more completions
 }
 
 func (s *QueueStats) add(o *QueueStats) {
@@ -39,6 +40,7 @@ func (s *QueueStats) add(o *QueueStats) {
 	s.MergesFailed += o.MergesFailed
 	s.Publishes += o.Publishes
 	s.Notifications += o.Notifications
+	s.Held += o.Held
 }
 
 // Stats is the sum over the device's queues since it was made.
