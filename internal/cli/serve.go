@@ -62,7 +62,7 @@ const serveExamples = `  # one disk, one virtual machine
 func serveText() string {
 	var b strings.Builder
 	b.WriteString(strings.TrimSpace(`
-Serve disks until SIGTERM or SIGINT. Then the guests' requests in flight are
+Serve disks until SIGTERM, SIGINT or SIGHUP. Then requests in flight are
 finished, the sockets and the image locks go, and the exit status is 0. A second
 signal ends at once, with status 1; one that follows the first within a quarter
 of a second is its echo and changes nothing.

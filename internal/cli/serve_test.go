@@ -68,7 +68,7 @@ func gone(t *testing.T, paths ...string) {
 }
 
 func TestServeUntilASignal(t *testing.T) {
-	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
 		dir := t.TempDir()
 		disk, s1, s2, pid := image(t, dir, 1<<20), filepath.Join(dir, "s1"), filepath.Join(dir, "s2"), filepath.Join(dir, "pid")
 		p := spawn(t, nil, "serve", "--loops", "2", "--disk", disk+",serial=A", "--vhost-user", s1,

@@ -31,7 +31,7 @@ func (s *service) run() error {
 	// Whoever reads the log or waited for "ready" may go away; the guests' disks must not go with them.
 	signal.Ignore(syscall.SIGPIPE)
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer signal.Stop(signals)
 	over := make(chan struct{})
 	defer close(over)
@@ -51,6 +51,9 @@ func (s *service) run() error {
 	s.forgetPID()
 	if errors.Is(err, errSignalled) {
 		err = nil // a start that a signal cut short is a stop as it was asked for
+	}
+	if err == nil && stopErr == nil {
+		s.log.Info("stopped")
 	}
 	return errors.Join(err, stopErr)
 }

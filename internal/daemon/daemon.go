@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Daemon serves the disks of one configuration. New, Start and Stop are called in this order, once each; everything else
@@ -16,6 +17,7 @@ import (
 type Daemon struct {
 	config Config
 	log    *slog.Logger
+	quiet  *slog.Logger // for what clients cause
 	failed chan error
 
 	mu      sync.Mutex
@@ -54,6 +56,7 @@ func New(c Config) (*Daemon, error) {
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
 	}
+	d.quiet = slog.New(newQuietHandler(d.log.Handler(), time.Now))
 	return d, nil
 }
 
@@ -164,7 +167,7 @@ func (d *Daemon) startExport(ctx context.Context, disk *Disk, c *ExportConfig) e
 	if err := d.step(ctx, "listen on "+c.name()); err != nil {
 		return err
 	}
-	e := &export{disk: disk, name: c.name(), listener: c.Listener, log: d.log.With("disk", disk.Name(), "export", c.name())}
+	e := &export{disk: disk, name: c.name(), listener: c.Listener, log: d.quiet.With("disk", disk.Name(), "export", c.name())}
 	if e.listener == nil {
 		s, err := ListenUnix(c.Socket)
 		if err != nil {
@@ -206,6 +209,7 @@ func (d *Daemon) startServers(ctx context.Context) error {
 		cancel()
 		serving.Wait()
 		watching.Wait()
+		d.report() // all that was in flight has been answered
 		return nil
 	})
 	return nil
@@ -258,7 +262,6 @@ func (d *Daemon) Stop(ctx context.Context) error {
 			return
 		}
 		d.state = stateStopped
-		d.report()
 		done <- d.takeDown()
 	}()
 	select {

@@ -66,6 +66,11 @@ func TestMalformedTablesAreRefusedWholeAndLeaveNothingMapped(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ro.Close()
+	proc, err := os.Open("/proc/version") // as a server behind FUSE or a network could be
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer proc.Close()
 	at := func(guest, size, user, offset uint64) []guestmem.Region {
 		return []guestmem.Region{good, {GuestAddr: guest, Size: size, UserAddr: user, Offset: offset, FD: fd}}
 	}
@@ -92,6 +97,7 @@ func TestMalformedTablesAreRefusedWholeAndLeaveNothingMapped(t *testing.T) {
 		{"size of 2^64-1", at(1, math.MaxUint64, 1<<32, 0), guestmem.ErrRegion},
 		{"too many", many, guestmem.ErrRegion},
 		{"no descriptor", []guestmem.Region{good, {GuestAddr: 1 << 32, Size: page, UserAddr: 1 << 32, FD: -1}}, syscall.EBADF},
+		{"file of another kind of system", []guestmem.Region{good, {GuestAddr: 1 << 32, Size: page, UserAddr: 1 << 32, FD: int(proc.Fd())}}, guestmem.ErrRegion},
 		{"read-only descriptor", []guestmem.Region{good, {GuestAddr: 1 << 32, Size: page, UserAddr: 1 << 32, FD: int(ro.Fd())}}, syscall.EACCES},
 	} {
 		t.Run(c.name, func(t *testing.T) {

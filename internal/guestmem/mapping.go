@@ -36,6 +36,9 @@ func (b *mapping) release() {
 
 // mapRegion maps a region that checkRegion has passed.
 func mapRegion(r Region) (region, error) {
+	if err := checkFile(r.FD); err != nil {
+		return region{}, fmt.Errorf("file of region at guest %#x: %w", r.GuestAddr, err)
+	}
 	size, block, err := sys.FileSize(r.FD)
 	if err != nil {
 		return region{}, fmt.Errorf("stat file of region at guest %#x: %w", r.GuestAddr, err)
@@ -57,6 +60,20 @@ func mapRegion(r Region) (region, error) {
 	r.FD = -1
 	// SAFETY: Offset-start is less than length.
 	return region{Region: r, base: unsafe.Add(addr, r.Offset-start), back: back}, nil
+}
+
+// checkFile refuses memory in files whose pages somebody else has to bring: an access to a page that a FUSE or a network
+// server never delivers is no fault that could be taken, it holds the thread, the loop and all of its disks for ever.
+func checkFile(fd int) error {
+	magic, err := sys.StatfsType(fd)
+	if err != nil {
+		return fmt.Errorf("ask for its file system: %w", err)
+	}
+	switch magic {
+	case sys.TMPFS_MAGIC, sys.HUGETLBFS_MAGIC, sys.RAMFS_MAGIC, sys.EXT4_SUPER_MAGIC, sys.XFS_SUPER_MAGIC, sys.BTRFS_SUPER_MAGIC:
+		return nil
+	}
+	return fmt.Errorf("it lies on a file system of type %#x, which is neither memory nor a local disk: %w (use a memfd, or a file in /dev/shm)", magic, ErrRegion)
 }
 
 // pageOf is the alignment of a mapping whose file prefers this block: the page of the machine or of its hugetlbfs. An

@@ -31,11 +31,17 @@ func IsFault(r any) bool {
 }
 
 // CopyGuarded copies src to dst as the built-in copy does, and answers [syscall.EFAULT] where either side faults. What
-// was copied until then is not told. Any other panic goes on.
+// was copied until then is not told. Safe for concurrent use, on memory that nobody else writes.
+func CopyGuarded(dst, src []byte) error {
+	return Guarded(func() { copy(dst, src) })
+}
+
+// Guarded runs fn, which touches memory that may vanish, and answers [syscall.EFAULT] where it faults. Any other panic
+// goes on.
 //
 // It sets the goroutine's fault mode for the length of the call, so it needs no [SetPanicOnFault] before it.
-// Safe for concurrent use, on memory that nobody else writes.
-func CopyGuarded(dst, src []byte) (err error) {
+// Safe for concurrent use.
+func Guarded(fn func()) (err error) {
 	before := debug.SetPanicOnFault(true)
 	defer func() {
 		debug.SetPanicOnFault(before)
@@ -46,6 +52,6 @@ func CopyGuarded(dst, src []byte) (err error) {
 			err = syscall.EFAULT
 		}
 	}()
-	copy(dst, src)
+	fn()
 	return nil
 }

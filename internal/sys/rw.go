@@ -29,6 +29,13 @@ const (
 	HUGETLBFS_MAGIC = 0x958458f6
 )
 
+// Types of local file systems on a disk.
+const (
+	EXT4_SUPER_MAGIC  = unix.EXT4_SUPER_MAGIC // ext2 and ext3, too
+	XFS_SUPER_MAGIC   = unix.XFS_SUPER_MAGIC
+	BTRFS_SUPER_MAGIC = unix.BTRFS_SUPER_MAGIC
+)
+
 // IOV_MAX is how many segments one transfer may have (UIO_MAXIOV).
 const IOV_MAX = 1024
 

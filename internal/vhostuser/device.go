@@ -58,7 +58,7 @@ type Vring struct {
 
 	// Descriptors, borrowed until StopQueue, or SetCall for Call, returns. They are shared with the front-end, so their
 	// status flags must stay as they are: any of them may block. Kick, and the others where they are not -1, is an
-	// eventfd, a pipe or a socket.
+	// eventfd.
 	Kick, Call, Err int
 
 	EventIdx, Indirect bool // what was negotiated

@@ -134,10 +134,10 @@ func (s *Server) serveOne(ctx context.Context, conn net.Conn) {
 		_ = conn.Close()
 		return
 	}
-	log.Debug("vhost-user front-end connected")
+	log.Info("vhost-user front-end connected")
 	if err := ServeConn(ctx, unix, s.dev, s.o); err != nil {
-		log.Error("vhost-user session ended", "err", err)
+		log.Warn("vhost-user session ended", "err", err)
 		return
 	}
-	log.Debug("vhost-user front-end left")
+	log.Info("vhost-user front-end left")
 }

@@ -243,3 +243,34 @@ func TestAcceptFailures(t *testing.T) {
 		t.Errorf("server ended with %v, want %v", err, net.ErrClosed)
 	}
 }
+
+// A front-end may hand over its own end of the conversation as a descriptor. Were it kept, the end of the front-end would
+// never be seen, and its place be taken for ever.
+func TestAFrontEndThatHandsOverItselfLeavesAllTheSame(t *testing.T) {
+	l, path := listen(t)
+	serve(t, l, newFake())
+	f := dial(t, path)
+	if err := f.Negotiate(FeatureVersion1|FeatureProtocolFeatures, ProtocolReplyAck); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := f.Conn().SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, hand := range map[string]func(int, int) error{"kick": f.SetVringKick, "call": f.SetVringCall, "err": f.SetVringErr} {
+		var refused error
+		if err := raw.Control(func(fd uintptr) { refused = hand(0, int(fd)) }); err != nil {
+			t.Fatal(err)
+		}
+		if !errors.Is(refused, vhosttest.ErrRefused) {
+			t.Errorf("%s: the socket itself was taken: %v", name, refused)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next := dial(t, path)
+	if err := next.Negotiate(FeatureVersion1|FeatureProtocolFeatures, ProtocolReplyAck); err != nil {
+		t.Errorf("the next front-end: %v", err)
+	}
+}

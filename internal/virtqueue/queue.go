@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-blk/sluice/internal/guestmem"
 	"github.com/sluice-blk/sluice/internal/invariant"
+	"github.com/sluice-blk/sluice/internal/sys"
 )
 
 // Config is all that a queue needs to run, as the front-end negotiated it.
@@ -65,8 +66,11 @@ func New(c Config) (*Queue, error) {
 	if err != nil {
 		return nil, fmt.Errorf("set up queue %d: %w", c.Index, err)
 	}
+	var used uint16
+	if err := sys.Guarded(func() { used = LoadAcquire16(r.usedIdx()) }); err != nil {
+		return nil, fmt.Errorf("set up queue %d: read the used ring's index: %w (the file behind the memory was truncated)", c.Index, err)
+	}
 	c.Mem.Retain()
-	used := LoadAcquire16(r.usedIdx())
 	return &Queue{
 		ring: r, mem: c.Mem, eventIdx: c.EventIdx, indirect: c.Indirect, maxSegments: c.MaxSegments,
 		nextAvail: c.Base, knownAvail: c.Base, nextUsed: used, published: used, firstCall: true, conf: c,

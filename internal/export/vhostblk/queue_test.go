@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"testing"
 	"time"
 
@@ -156,6 +157,31 @@ func TestTruncatedMemoryStopsOneQueue(t *testing.T) {
 	}
 	_, err = r.dev.StopQueue(1)
 	must(t, err)
+}
+
+// A queue whose rings lie in memory that was truncated before it starts is refused, and the disk goes on.
+func TestStartInTruncatedMemoryIsRefused(t *testing.T) {
+	r := newRig(t, memDisk(t, mem.Options{}), rigOptions{queues: 2})
+	lost, err := virtqtest.NewMemory(1<<40, 2<<20)
+	must(t, err)
+	defer lost.Close()
+	table, err := guestmem.NewMap([]guestmem.Region{r.mem.Region(), lost.Region()})
+	must(t, err)
+	defer table.Release()
+	_, err = r.dev.StopQueue(1)
+	must(t, err)
+	d, err := virtqtest.NewDriver(lost, virtqtest.DriverConfig{Size: 128, EventIdx: true, Indirect: true})
+	must(t, err)
+	q := &rigQueue{rig: r, index: 1, d: d, kick: r.queues[1].kick, call: r.queues[1].call}
+	must(t, sys.Ftruncate(lost.FD(), 0))
+	v := q.vring(0, true)
+	v.Mem = table
+	if err := r.dev.StartQueue(v); !errors.Is(err, syscall.EFAULT) {
+		t.Errorf("start: %v, want EFAULT", err)
+	}
+	if status, _ := r.queues[0].do(r.standard(virtioblk.TypeIn, 0, 512)); status != virtioblk.StatusOK {
+		t.Errorf("the other queue: status %d", status)
+	}
 }
 
 // Data that lies in truncated memory is one request's error: the disk in memory copies it itself, others leave it to the
