@@ -91,7 +91,7 @@ on --disk that is this one without the jobs' threads.`),
 		Example: `  sluice bench --rw=randread --iodepth=64
   sluice bench --disk /dev/shm/disk.raw --rw=randwrite --iodepth=64 --verify
   sluice bench --connect /run/disk.sock --numjobs=4 --iodepth=64 --json`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: verb(func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), s) }),
 	}
 	set := cmd.Flags()

@@ -45,7 +45,7 @@ of the median), and ratios to the last row. Writing workloads overwrite the file
 Requests per submission are counted by our server; the peer does not count.`),
 		Example: `  sluice bench compare --file /dev/shm/disk.raw --iodepth=64 --rounds 5
   sluice bench compare --null --iodepth=64`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: verb(func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), s) }),
 	}
 	set := cmd.Flags()

@@ -49,7 +49,7 @@ Where QEMU, a static busybox or a kernel cannot be had, or with --no-guest, the
 built-in driver does the same jobs, and the report says so.`),
 		Example: `  sluice demo
   sluice demo --no-guest --runtime 5s`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: verb(func(cmd *cobra.Command, _ []string) error { return f.run(cmd, s) }),
 	}
 	set := cmd.Flags()

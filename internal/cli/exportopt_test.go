@@ -108,7 +108,7 @@ func TestUsageErrors(t *testing.T) {
 		"ready-fd closed":    {append([]string{"serve", "--ready-fd", "9999"}, disk...), "was not handed in"},
 		"same socket":        {append(append([]string{"serve"}, disk...), disk...), "socket /nonexistent/s is already the export of disk /nonexistent/d"},
 		"doctor flag":        {[]string{"doctor", "--frobnicate"}, "unknown flag"},
-		"version argument":   {[]string{"version", "x"}, "unknown command"},
+		"version argument":   {[]string{"version", "x"}, "unexpected argument"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out, errs bytes.Buffer

@@ -73,9 +73,19 @@ Exit status: 0 done, 1 failed, 2 the command line could not be understood.`),
 	root.SetIn(s.In)
 	root.SetOut(s.Out)
 	root.SetErr(s.Err)
+	root.Version = versionLine()
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetHelpCommand(&cobra.Command{Use: "no-help", Hidden: true}) // --help says it all
 	root.AddCommand(newServe(s), newBench(s), newDemo(s), newDoctor(s), newVersion(s))
 	return root
+}
+
+// noArgs refuses arguments. cobra's own answer calls them unknown commands.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return fmt.Errorf("unexpected argument %q (%s takes flags only; a value that may be left out is joined to its flag by '=')", args[0], cmd.CommandPath())
 }
 
 // failure marks an error that is not the command line's.

@@ -29,7 +29,7 @@ func newServe(s Streams) *cobra.Command {
 		Short:   "Serve disks to virtual machines",
 		Long:    serveText(),
 		Example: serveExamples,
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE:    verb(func(*cobra.Command, []string) error { return f.run(s) }),
 	}
 	set := cmd.Flags()

@@ -15,7 +15,7 @@ func newVersion(s Streams) *cobra.Command {
 		Use:   "version",
 		Short: "Print the version",
 		Long:  "Print the version, the revision that it was built from, the Go release and the platform.",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: verb(func(*cobra.Command, []string) error {
 			_, err := fmt.Fprintln(s.Out, versionLine())
 			return err

@@ -195,6 +195,8 @@ func (c *DiskConfig) validateSource() error {
 		return fmt.Errorf("driver=%s takes no path", c.Driver)
 	case c.Size == 0:
 		return fmt.Errorf("driver=%s needs a size (such as size=1G)", c.Driver)
+	case c.Size%512 != 0:
+		return fmt.Errorf("size is %d, and a disk is made of sectors of 512 bytes", c.Size)
 	case c.Offset != 0:
 		return fmt.Errorf("driver=%s takes no offset", c.Driver)
 	case c.Format != "":

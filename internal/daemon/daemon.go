@@ -155,6 +155,7 @@ func (d *Daemon) startDisk(ctx context.Context, c *DiskConfig) error {
 	d.disks = append(d.disks, disk)
 	d.undo = append(d.undo, func() error { return disk.Close(context.Background()) })
 	disk.describe(d.log)
+	disk.warn(d.log)
 	for i := range c.Exports {
 		if err := d.startExport(ctx, disk, &c.Exports[i]); err != nil {
 			return err

@@ -6,9 +6,11 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -436,5 +438,37 @@ func TestExportsBreakAlone(t *testing.T) {
 		}
 	case <-time.After(patience):
 		t.Error("nobody heard that every export has ended")
+	}
+}
+
+// Bytes that the guest sees otherwise than the file has them are told.
+func TestOddSizesAreTold(t *testing.T) {
+	for _, c := range []struct {
+		size  int64
+		block int
+		want  string
+	}{
+		{513, 0, "ends inside a sector"},
+		{10240, 4096, "no whole number of logical blocks"},
+		{8192, 4096, ""},
+	} {
+		path := filepath.Join(t.TempDir(), "disk")
+		if err := os.WriteFile(path, make([]byte, c.size), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		d, err := New(Config{Disks: []DiskConfig{{Path: path, LogicalBlock: c.block}}, Logger: slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(d.Start(t.Context()), d.Stop(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		if got := out.String(); c.want == "" && got != "" || !strings.Contains(got, c.want) {
+			t.Errorf("%d bytes in blocks of %d: %q, want %q", c.size, c.block, got, c.want)
+		}
+	}
+	if _, err := New(Config{Disks: []DiskConfig{{Driver: "mem", Size: 1000}}}); err == nil {
+		t.Error("a disk of 1000 bytes was taken")
 	}
 }

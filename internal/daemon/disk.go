@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 
 	"github.com/sluice-blk/sluice/aio"
 	"github.com/sluice-blk/sluice/internal/block"
@@ -124,6 +125,22 @@ func (d *Disk) describe(log *slog.Logger) {
 		"cache", d.config.Cache.String(), "write_cache", i.WriteCache, "durability", i.Durability,
 		"logical_block", i.LogicalBlock, "physical_block", i.PhysicalBlock, "align", d.handle.Node().Info().Align,
 		"discard", i.Discard.String(), "write_zeroes", i.WriteZeroes.String())
+}
+
+// warn tells of bytes that the guest will see otherwise than the file has them.
+func (d *Disk) warn(log *slog.Logger) {
+	i := d.handle.Info()
+	if d.config.Path == "" {
+		return
+	}
+	if st, err := os.Stat(d.config.Path); err == nil && st.Mode().IsRegular() && d.config.Size == 0 && st.Size()-d.config.Offset < i.Size {
+		log.Warn("the file ends inside a sector of 512 bytes: the disk is larger, and reads zeros there", "disk", d.Name(),
+			"file", st.Size()-d.config.Offset, "size", i.Size)
+	}
+	if b := int64(i.LogicalBlock); b > 512 && i.Size%b != 0 {
+		log.Warn("the size is no whole number of logical blocks: the guest cannot use the end of the disk", "disk", d.Name(),
+			"size", i.Size, "logical_block", b)
+	}
 }
 
 func (d *Disk) stats(ctx context.Context) (DiskStats, error) {

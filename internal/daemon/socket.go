@@ -63,8 +63,10 @@ func removeStale(path string) error {
 	const answerMax = 5 * time.Second // connecting is at once or not at all; this bounds a full backlog
 	c, err := net.DialTimeout("unix", path, answerMax)
 	switch {
-	case err == nil:
-		_ = c.Close() // nothing was said, so there is nothing to lose
+	case err == nil, errors.Is(err, syscall.EAGAIN): // somebody listens, the latter with a full backlog
+		if err == nil {
+			_ = c.Close() // nothing was said, so there is nothing to lose
+		}
 		return fmt.Errorf("a server is running on this socket (stop it, or choose another path): %w", syscall.EADDRINUSE)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

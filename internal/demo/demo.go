@@ -45,6 +45,7 @@ type Options struct {
 // Report is what the demo found.
 type Report struct {
 	Guest    string // how the guest was run, or why there was none
+	Emulated bool   // the guest's instructions were emulated, so that it was the limit
 	Rows     []Row
 	Checks   []string // what was checked on the host, each of which held
 	Duration time.Duration

@@ -58,6 +58,7 @@ func (d *demo) workInGuest(ctx context.Context) error {
 	}
 	d.report.Guest = fmt.Sprintf("Linux %s under QEMU with %s (%s): up in %.1f s, work done in %.1f s",
 		kernel.Version, res.Accel, res.AccelReason, res.Boot.Seconds(), res.Script.Seconds())
+	d.report.Emulated = res.Accel == guestvm.AccelTCG
 	if res.Status != 0 {
 		return fmt.Errorf("the guest's work failed with status %d:\n%s", res.Status, lastLines(res.Output, 30))
 	}

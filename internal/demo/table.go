@@ -28,6 +28,10 @@ func (r *Report) WriteText(w io.Writer) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	if r.Emulated {
+		fmt.Fprint(w, "\nThe guest is emulated: its processors are the limit, and IOPS and latency are theirs. What the disks do\n"+
+			"stands in the last two columns, which the server counts; `sluice bench compare` measures without a guest.\n")
+	}
 	_, err := fmt.Fprintf(w, "\ndone in %.0f s\n", r.Duration.Seconds())
 	return err
 }

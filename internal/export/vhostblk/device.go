@@ -165,6 +165,28 @@ func (d *Device) setWriteCache(on bool) {
 	}
 }
 
+// flush makes durable what has completed on any loop, and waits for it.
+func (d *Device) flush() error {
+	done := make(flushed, 1)
+	r := &block.Request{Op: block.OpFlush, Done: done}
+	err := d.opts.Loops[0].Call(context.Background(), func() error {
+		d.faces[0].Submit(r)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("flush the disk: %w", err)
+	}
+	if err := <-done; err != nil {
+		return fmt.Errorf("flush the disk: %w", err)
+	}
+	return nil
+}
+
+// flushed takes the outcome of one flush to the goroutine that waits.
+type flushed chan error
+
+func (c flushed) Complete(_ *block.Request, err error) { c <- err }
+
 // ReadConfig fills p from the configuration space at offset (virtio 1.3, 5.2.4).
 func (d *Device) ReadConfig(offset uint32, p []byte) error {
 	c := d.config()
@@ -182,8 +204,13 @@ func (d *Device) WriteConfig(offset uint32, p []byte) error {
 	if p[0] > 1 {
 		return fmt.Errorf("write the writeback byte: value %d (want 0 or 1)", p[0])
 	}
+	off := d.wce && p[0] == 0
 	d.wce = p[0] == 1
 	d.applyWriteCache()
+	if off {
+		// The driver sends no flushes from now on, and what it wrote before must not stay volatile for that.
+		return d.flush()
+	}
 	return nil
 }
 

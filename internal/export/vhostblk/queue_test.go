@@ -345,6 +345,24 @@ func TestWriteCache(t *testing.T) {
 	}
 }
 
+// A guest that switches the cache off sends no flush from then on: what it wrote before is made durable by the switch.
+func TestSwitchingTheCacheOffFlushes(t *testing.T) {
+	n, err := mem.New(mem.Options{Size: diskSize, Journal: true})
+	must(t, err)
+	r := newRig(t, n, rigOptions{})
+	write := r.standard(virtioblk.TypeOut, 0, 512)
+	copy(write.data.Bytes, bytes.Repeat([]byte{0x77}, 512))
+	if status, _ := r.queues[0].do(write); status != virtioblk.StatusOK {
+		t.Fatalf("status %d", status)
+	}
+	must(t, r.dev.WriteConfig(virtioblk.OffsetWriteback, []byte{0}))
+	clone, err := n.CrashClone(func(int64) bool { return false })
+	must(t, err)
+	if firstByte(t, clone) != 0x77 {
+		t.Error("a write before the switch does not survive a crash after it")
+	}
+}
+
 // A disk may have two guests. One that cannot flush keeps its durable writes when the other, which can, comes.
 func TestWriteCacheIsEachGuestsOwn(t *testing.T) {
 	n, err := mem.New(mem.Options{Size: diskSize, Journal: true})

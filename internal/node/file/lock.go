@@ -64,14 +64,14 @@ func lockImage(fd int, readOnly bool) error {
 		if taken, err := lockedByOther(fd, forbidsBase+int64(p)); err != nil {
 			return err
 		} else if taken {
-			return fmt.Errorf("lock image for %s: another process has it open and does not share that: %w (%s)", p, syscall.EAGAIN, errInUseHint)
+			return fmt.Errorf("lock image for %s: another process, or another disk of this one, has it open and does not share that: %w (%s)", p, syscall.EAGAIN, errInUseHint)
 		}
 	}
 	for _, p := range bothForbid {
 		if taken, err := lockedByOther(fd, doesBase+int64(p)); err != nil {
 			return err
 		} else if taken {
-			return fmt.Errorf("lock image against %s by others: another process has it open for that: %w (%s)", p, syscall.EAGAIN, errInUseHint)
+			return fmt.Errorf("lock image against %s by others: another process, or another disk of this one, has it open for that: %w (%s)", p, syscall.EAGAIN, errInUseHint)
 		}
 	}
 	return nil

@@ -77,25 +77,30 @@ func unmap(b []byte) error {
 	return sys.Munmap(b)
 }
 
+// spanMax is how much is discarded or zeroed at a time: the loop does it itself, and others wait meanwhile.
+const spanMax = 1 << 20
+
 // Info implements block.Node.
 func (n *Node) Info() block.Info {
 	i := block.Info{
-		Name:          "mem",
-		Size:          n.o.Size,
-		ReadOnly:      n.o.ReadOnly,
-		Align:         1,
-		MemAlign:      1,
-		OptimalIO:     sys.PageSize(),
-		LogicalBlock:  512,
-		PhysicalBlock: sys.PageSize(),
-		DiscardAlign:  int64(sys.PageSize()),
-		Flush:         block.Native,
-		FUA:           block.Native,
-		Discard:       block.Native,
-		WriteZeroes:   block.Native,
-		WriteCache:    n.o.Journal,
-		Durability:    "contents are lost with the process; flush and FUA do nothing",
-		Engine:        "none: requests are copied on the loop",
+		Name:           "mem",
+		Size:           n.o.Size,
+		ReadOnly:       n.o.ReadOnly,
+		Align:          1,
+		MemAlign:       1,
+		OptimalIO:      sys.PageSize(),
+		LogicalBlock:   512,
+		PhysicalBlock:  sys.PageSize(),
+		DiscardAlign:   int64(sys.PageSize()),
+		Flush:          block.Native,
+		FUA:            block.Native,
+		Discard:        block.Native,
+		WriteZeroes:    block.Native,
+		MaxDiscard:     spanMax,
+		MaxWriteZeroes: spanMax,
+		WriteCache:     n.o.Journal,
+		Durability:     "contents are lost with the process; flush and FUA do nothing",
+		Engine:         "none: requests are copied on the loop",
 	}
 	if n.o.Journal {
 		i.Durability = "contents are lost with the process; a crash clone has what was flushed or written with FUA"
