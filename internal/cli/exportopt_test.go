@@ -96,7 +96,7 @@ func TestUsageErrors(t *testing.T) {
 		"no export":          {[]string{"serve", "--disk", "d"}, "disk d has no export (follow it with --vhost-user SOCKET)"},
 		"export first":       {[]string{"serve", "--vhost-user", "s", "--disk", "d"}, "it stands before any --disk"},
 		"bad key":            {[]string{"serve", "--disk", "d,sise=1"}, "known keys: format, driver,"},
-		"argument":           {append([]string{"serve", "extra"}, disk...), `unknown command "extra"`},
+		"argument":           {append([]string{"serve", "extra"}, disk...), `unexpected argument "extra"`},
 		"loops":              {append([]string{"serve", "--loops", "0"}, disk...), "--loops is 0 (want 1 to 256)"},
 		"poller":             {append([]string{"serve", "--poller", "kqueue"}, disk...), "want auto, io_uring, epoll or poll"},
 		"batch":              {append([]string{"serve", "--batch", "maybe"}, disk...), "--batch:"},
