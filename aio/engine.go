@@ -2,7 +2,11 @@
 
 package aio
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/sluice-blk/sluice/internal/hist"
+)
 
 // EngineKind names the way in which a file's requests reach the kernel.
 type EngineKind uint8
@@ -67,12 +71,16 @@ type engine interface {
 	counters() *EngineCounters
 }
 
+// BatchSizes counts how many came together, in powers of two.
+type BatchSizes = hist.Sizes
+
 // EngineCounters counts what an engine did since it was made. They are written on the loop alone and read there, or
 // from a copy that Loop.Stats made.
 type EngineCounters struct {
-	Requests    uint64 // handed to the kernel
-	Submissions uint64 // system calls (or, for threads, hand-overs) that carried at least one request
-	Resubmits   uint64 // continued short transfers and repeated EINTR/EAGAIN completions
-	Again       uint64 // times that the kernel's queue was full
-	Errors      uint64 // requests that completed with an error
+	Requests    uint64     // handed to the kernel
+	Submissions uint64     // system calls (or, for threads, hand-overs) that carried at least one request
+	Resubmits   uint64     // continued short transfers and repeated EINTR/EAGAIN completions
+	Again       uint64     // times that the kernel's queue was full
+	Errors      uint64     // requests that completed with an error
+	Batches     BatchSizes // requests per submission
 }

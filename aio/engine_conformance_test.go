@@ -88,6 +88,7 @@ var engineConformance = []struct {
 	{"nested sections", engineNestedSections, everywhere},
 	{"close with requests in flight", engineCloseInFlight, everywhere},
 	{"random requests against a model", engineModel, everywhere},
+	{"moments of requests and sizes of batches", engineTimes, everywhere},
 	{"no allocations", engineNoAllocations, withoutRace},
 }
 

@@ -25,8 +25,9 @@ const (
 
 // laioCell is what belongs to one iocb while the kernel or the batch has it.
 type laioCell struct {
-	r    *Request
-	rest [1]IOVec // the segment that a continued transfer begins with
+	r         *Request
+	rest      [1]IOVec // the segment that a continued transfer begins with
+	submitted int64    // when the kernel took it
 }
 
 // laioEngine queues requests for io_submit: one context a loop, shared by all its files.
@@ -192,10 +193,11 @@ func (e *laioEngine) lookAgain() {
 // the loop, or is one of a bounded number that a signal cut short.
 func (e *laioEngine) submit() {
 	for interrupted := 0; e.fill(); {
+		now := e.loop.Tick()
 		n, err := e.ctx.Submit(e.batch)
 		switch {
 		case n > 0:
-			e.accepted(n)
+			e.accepted(n, now)
 		case err == syscall.EINTR && interrupted < maxTries:
 			interrupted++
 		case err == nil, err == syscall.EAGAIN, err == syscall.EINTR:
@@ -215,11 +217,14 @@ func (e *laioEngine) fill() bool {
 	return len(e.batch) > 0
 }
 
-func (e *laioEngine) accepted(n int) {
+// accepted books the first n of the batch, which the kernel took at the time now.
+func (e *laioEngine) accepted(n int, now int64) {
 	e.count.Submissions++
 	e.count.Requests += uint64(n)
+	e.count.Batches.Add(uint64(n))
 	e.flying += n
 	for _, cb := range e.batch[:n] {
+		e.cells[cb.Data].submitted = now
 		if silent(cb) {
 			e.silent++
 		}
@@ -300,6 +305,7 @@ func (e *laioEngine) reap() int {
 // outcome frees cell i and passes on what the kernel answered for its request.
 func (e *laioEngine) outcome(i uint32, res int64) {
 	r := e.cells[i].r
+	r.times.submitted = e.cells[i].submitted
 	e.cells[i].r = nil
 	e.free = append(e.free, i)
 	if res == -int64(syscall.EINVAL) && (r.Op == OpFlush || r.stage == stageSync) {

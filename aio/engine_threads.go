@@ -120,6 +120,11 @@ func (e *threadsEngine) flush() {
 	}
 	e.count.Submissions++
 	e.count.Requests += uint64(n)
+	e.count.Batches.Add(uint64(n))
+	now := e.loop.Tick()
+	for r := e.waiting.head; r != nil; r = r.next {
+		r.times.submitted = now
+	}
 	e.flying += n
 	e.mu.Lock()
 	e.todo.append(&e.waiting)

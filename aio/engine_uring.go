@@ -25,6 +25,7 @@ type uringEngine struct {
 	limit   int
 	flying  int
 	waiting requestList
+	leaving []*Request // written to the submission queue since the kernel was last entered
 	count   EngineCounters
 	one     [1]IOVec // a segment that a short transfer ended in: what is left of it
 }
@@ -35,7 +36,7 @@ func newUringEngine(l *Loop) (engine, error) {
 		return nil, fmt.Errorf("set up engine io_uring: %w (the loop's poller is %s: %s)", ErrNotSupported, l.poller.kind(), l.reason)
 	}
 	n := int(p.ring.CQEntries())
-	e := &uringEngine{l: l, p: p, limit: n - n/4}
+	e := &uringEngine{l: l, p: p, limit: n - n/4, leaving: make([]*Request, 0, p.ring.SQEntries())}
 	p.engine = e
 	return e, nil
 }
@@ -94,6 +95,7 @@ func (e *uringEngine) start(r *Request) bool {
 	sqe.UserData = data
 	e.flying++
 	e.p.fresh++
+	e.leaving = append(e.leaving, r)
 	e.count.Requests++
 	return true
 }
@@ -135,6 +137,17 @@ func (e *uringEngine) prepareWrite(sqe *uring.SQE, r *Request, rwFlags uint32) {
 func bounded(v IOVec) IOVec {
 	v.Len = min(v.Len, transferMax)
 	return v
+}
+
+// handOver notes what the kernel is about to get. It may take only a part of it now, for want of resources; the rest counts
+// as handed over all the same.
+func (e *uringEngine) handOver() {
+	now := e.l.Tick()
+	for _, r := range e.leaving {
+		r.times.submitted = now
+	}
+	clear(e.leaving)
+	e.leaving = e.leaving[:0]
 }
 
 // complete takes what the kernel answered. The poller calls it while it takes completions.

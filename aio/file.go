@@ -79,6 +79,7 @@ func (f *File) Submit(r *Request) {
 		f.check(r)
 	}
 	r.file, r.moved, r.res, r.stage, r.tries = f, 0, 0, stageFirst, 0
+	r.times = times{queued: f.loop.stamp}
 	f.pending++
 	switch {
 	case f.closed:

@@ -63,6 +63,7 @@ type Loop struct {
 
 	// The turn.
 	now         int64
+	stamp       int64 // the latest reading of the clock
 	inTurn      bool
 	closed      bool
 	sections    int
@@ -170,6 +171,7 @@ func (l *Loop) Name() string { return l.opts.Name }
 func (l *Loop) Now() int64 {
 	if !l.inTurn {
 		l.now = nanotime()
+		l.stamp = l.now
 	}
 	return l.now
 }

@@ -123,10 +123,15 @@ func (p *uringPoller) pending() bool {
 // enter is io_uring_enter with a count. It is where the ring enters the kernel, always.
 func (p *uringPoller) enter(fd int, toSubmit, minComplete, flags uint32, arg unsafe.Pointer, argSize uintptr) (int, error) {
 	p.l.counters.SysCalls++
+	if p.fresh > 0 {
+		p.engine.handOver()
+	}
 	n, err := p.l.opts.seams.enter(fd, toSubmit, minComplete, flags, arg, argSize)
 	if n > 0 && p.fresh > 0 {
+		took := min(p.fresh, uint32(n))
 		p.engine.count.Submissions++
-		p.fresh -= min(p.fresh, uint32(n))
+		p.engine.count.Batches.Add(uint64(took))
+		p.fresh -= took
 	}
 	return n, err
 }

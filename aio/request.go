@@ -80,6 +80,7 @@ type Request struct {
 	depth int8
 
 	// The rest belongs to the loop and the engine that hold the request.
+	times times
 	next  *Request
 	err   error
 	file  *File

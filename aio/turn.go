@@ -75,6 +75,7 @@ func (l *Loop) turn(limit int64) {
 // hands that to the kernel.
 func (l *Loop) work() {
 	l.now = nanotime()
+	l.stamp = l.now
 	l.inTurn = true
 	l.counters.Turns++
 	l.reapEngines()

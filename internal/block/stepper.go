@@ -67,6 +67,7 @@ func (s *stepper) begin(r *Request) {
 	q := s.q
 	s.parent, s.op, s.flags, s.offset, s.length, s.mem = r, r.Op, r.Flags, r.Offset, r.Length, r.Mem
 	s.done, s.seg, s.segOffset = 0, 0, 0
+	r.ForgetTimes()
 	s.bounced, s.flushAfter, s.entered, s.untracked = false, false, false, false
 	switch s.op {
 	case OpRead, OpWrite:
@@ -148,6 +149,7 @@ func (s *stepper) fail(err error) {
 func (s *stepper) submit(st stage, op Op, flags Flags, offset, length int64, mem []IOVec) {
 	s.stage = st
 	s.child.Op, s.child.Flags, s.child.Offset, s.child.Length, s.child.Mem = op, flags, offset, length, mem
+	s.child.ForgetTimes()
 	s.q.below.Submit(&s.child)
 }
 
@@ -290,6 +292,9 @@ func (s *stepper) consume() {
 
 // Complete is the end of a step.
 func (s *stepper) Complete(_ *Request, err error) {
+	if s.stage != stageFail {
+		s.parent.AdoptTimes(&s.child)
+	}
 	switch {
 	case s.stage == stageNative && err != nil && s.forgo(err):
 		s.advance()

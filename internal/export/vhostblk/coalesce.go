@@ -41,8 +41,15 @@ func (c *coalescer) pays(inflight int) bool {
 }
 
 // notify calls the guest after n completions, if it asked for that (wanted) or did before.
-func (q *queue) notify(n int, wanted bool) error {
+func (q *queue) notify(n int, wanted bool, published int64) error {
 	c := &q.calls
+	q.told += uint64(n)
+	if wanted || c.owed {
+		if q.telling == 0 {
+			q.tellingSince = published
+		}
+		q.telling += uint64(n)
+	}
 	if c.bound == 0 {
 		if !wanted {
 			return nil
@@ -95,6 +102,10 @@ func (q *queue) callGuest() error {
 		c.timer.Stop()
 	}
 	c.owed, c.held = false, 0
-	q.stats.Notifications++
-	return q.call.signal()
+	if err := q.call.signal(); err != nil {
+		return err
+	}
+	q.record.notified(q.telling, q.told, q.loop.Tick()-q.tellingSince)
+	q.telling, q.told = 0, 0
+	return nil
 }

@@ -46,8 +46,8 @@ type Device struct {
 	bells  []*ringer            // one a loop
 	queues []*queue             // by virtqueue index; nil: not started
 
-	mu       sync.Mutex // guards what Stats reads: queues and gone
-	gone     QueueStats // sums of queues that have stopped
+	mu       sync.Mutex // guards what Stats reads: which queues and records there are
+	records  []*record  // by virtqueue index; nil: never started
 	features uint64
 	wce      bool // the guest's choice, or what the node does
 }
@@ -78,7 +78,7 @@ func New(h *block.Handle, o *Options) (*Device, error) {
 	}
 	d.wce = d.info.WriteCache
 	d.offered = d.offer()
-	d.queues = make([]*queue, d.opts.Queues)
+	d.queues, d.records = make([]*queue, d.opts.Queues), make([]*record, d.opts.Queues)
 	for _, l := range d.opts.Loops {
 		face, err := d.faceOn(l)
 		if err != nil {
@@ -262,6 +262,7 @@ func (d *Device) StartQueue(v vhostuser.Vring) error {
 		return fmt.Errorf("start queue %d: it runs already", v.Index)
 	}
 	at := v.Index % len(d.opts.Loops)
+	d.makeRecord(v.Index)
 	q, err := newQueue(d, v, at)
 	if err != nil {
 		return fmt.Errorf("start queue %d: %w", v.Index, err)
@@ -276,6 +277,14 @@ func (d *Device) StartQueue(v vhostuser.Vring) error {
 	return nil
 }
 
+func (d *Device) makeRecord(index int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.records[index] == nil {
+		d.records[index] = &record{index: index}
+	}
+}
+
 // StopQueue returns when nothing of the queue is in flight; what was completed stands in the used ring by then.
 func (d *Device) StopQueue(index int) (lastAvail uint16, err error) {
 	if index < 0 || index >= len(d.queues) || d.queues[index] == nil {
@@ -285,7 +294,6 @@ func (d *Device) StopQueue(index int) (lastAvail uint16, err error) {
 	q.loop.Post(q.stop)
 	<-q.stopped
 	d.mu.Lock()
-	d.gone.add(&q.stats)
 	d.queues[index] = nil
 	d.mu.Unlock()
 	lastAvail = q.vq.LastAvail()
@@ -295,9 +303,8 @@ func (d *Device) StopQueue(index int) (lastAvail uint16, err error) {
 
 // SetMem moves every running queue to a new memory table. A queue whose rings are not in it is stopped as broken.
 func (d *Device) SetMem(m *guestmem.Map) error {
-	running, _ := d.running()
 	var errs []error
-	for _, q := range running {
+	for _, q := range d.running() {
 		errs = append(errs, q.loop.Call(context.Background(), func() error { return q.setMem(m) }))
 	}
 	return errors.Join(errs...)

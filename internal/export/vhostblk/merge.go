@@ -72,7 +72,7 @@ func (q *queue) send() {
 		}
 		return
 	}
-	q.merger.send(&q.fresh, &q.stats)
+	q.merger.send(&q.fresh, q.stats)
 }
 
 // Where nothing lies side by side, looking for it costs a null disk a tenth of its time. So after vainMax looks in a row
@@ -208,6 +208,8 @@ func (s *slot) part(err error) {
 	s.settle()
 	for m := members.pop(); m != nil; m = members.pop() {
 		m.code = virtioblk.StatusOK
+		m.req.ForgetTimes()
+		m.req.AdoptTimes(&s.req)
 		m.settle()
 	}
 }

@@ -62,7 +62,15 @@ type queue struct {
 	stopping bool
 	stopped  chan struct{} // closed when stopping and nothing is in flight
 
-	stats QueueStats
+	record *record     // of this queue's number; outlives the queue
+	stats  *QueueStats // the record's
+
+	// Moments on the loop's clock, and what they are of: see stages.go.
+	found, popped int64  // when the turn began that took the last batch, and when that was taken
+	completedAt   int64  // of the first request on the done list
+	told          uint64 // requests published since the guest was last called
+	telling       uint64 // of these, those for which it is to be called
+	tellingSince  int64  // when the first of those was published
 }
 
 // memory counts who still uses a table that may have been replaced: its last request gives it back.
@@ -98,6 +106,7 @@ func newQueue(d *Device, v vhostuser.Vring, at int) (*queue, error) {
 	}
 	v.Mem.Retain()
 	q := &queue{
+		record: d.records[v.Index], stats: &d.records[v.Index].QueueStats,
 		dev: d, index: v.Index, loop: d.opts.Loops[at], face: d.faces[at], vq: vq, vring: v,
 		call: call, bell: d.bells[at], calls: coalescer{bound: d.opts.Coalesce}, mem: &memory{m: v.Mem}, stopped: make(chan struct{}),
 	}
@@ -238,10 +247,9 @@ func (q *queue) run() {
 	if q.broken || q.kick == nil || q.waiting {
 		return
 	}
-	took := q.stats.Requests
-	err := q.collect()
-	if q.stats.Requests != took {
-		q.stats.Batches++
+	n, err := q.collect()
+	if n > 0 {
+		q.record.taken(n, q.popped-q.found)
 	}
 	q.send()
 	if err != nil {
@@ -249,9 +257,9 @@ func (q *queue) run() {
 	}
 }
 
-// collect pops chains into slots until the ring, the slots or the turn's share are used up. It is one of the two places that read or
-// write guest memory, and turns a fault there into errFault.
-func (q *queue) collect() (err error) {
+// collect pops chains into slots until the ring, the slots or the turn's share are used up, and tells how many. It is one
+// of the two places that read or write guest memory, and turns a fault there into errFault.
+func (q *queue) collect() (n uint64, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			if !sys.IsFault(r) {
@@ -268,24 +276,28 @@ func (q *queue) collect() (err error) {
 		for {
 			if len(q.free) == 0 {
 				q.starved = true // kicks stay off: EndTurn looks again when a slot is free
-				return nil
+				return n, nil
 			}
 			if q.budget <= 0 && q.vq.Pending() {
 				q.held = true // kicks stay off here, too
 				q.loop.AtTurnEnd(&q.end)
-				return nil
+				return n, nil
 			}
 			s := q.free[len(q.free)-1]
 			ok, err := q.vq.Pop(&q.chain)
 			if err != nil {
-				return err
+				return n, err
 			}
 			if !ok {
 				break
 			}
 			q.free = q.free[:len(q.free)-1]
-			q.stats.Requests++
+			if n == 0 {
+				q.found, q.popped = q.loop.Now(), q.loop.Tick()
+			}
+			n++
 			q.budget--
+			s.found, s.popped = q.found, q.popped
 			s.parse(&q.chain)
 			q.mem.users++
 			s.mem = q.mem
@@ -294,12 +306,17 @@ func (q *queue) collect() (err error) {
 		// A loop that polls looks by itself; the guest then saves its kicks, and the loop arms them before it sleeps.
 		more = !q.loop.Attend(&q.hook) && q.vq.EnableKicks()
 	}
-	return nil
+	return n, nil
 }
 
 // completed takes a slot whose outcome is known, and asks for one publication at the end of the turn.
 func (q *queue) completed(s *slot) {
 	q.inflight--
+	now := q.loop.Stamp()
+	if q.done.head == nil {
+		q.completedAt = now
+	}
+	q.record.settled(s, now)
 	q.done.push(s)
 	if q.loop.Unbatched() {
 		q.EndTurn()
@@ -313,7 +330,9 @@ func (q *queue) EndTurn() {
 	if !q.broken && q.done.head != nil {
 		n, wanted, err := q.publish()
 		if err == nil {
-			err = q.notify(n, wanted)
+			published := q.loop.Tick()
+			q.record.published(q.done.head, q.completedAt, published)
+			err = q.notify(n, wanted, published)
 		}
 		if err != nil {
 			q.fail(err)
@@ -361,7 +380,6 @@ func (q *queue) publish() (n int, wanted bool, err error) {
 		q.vq.Push(s.head, s.answer())
 		n++
 	}
-	q.stats.Publishes++
 	return n, q.vq.Publish(), nil
 }
 

@@ -38,7 +38,9 @@ type slot struct {
 	data      []sys.IOVec // what is read or written, in guest memory
 	offset    int64       // of data on the disk, bytes
 	length    int64       // of data
-	written   uint32      // the used length
+	found     int64       // moments on the loop's clock: see StageRing
+	popped    int64
+	written   uint32 // the used length
 	kind      virtioblk.RequestType
 	head      uint16 // names the chain to the driver
 	code      virtioblk.Status
@@ -252,22 +254,6 @@ func (s *slot) Complete(_ *block.Request, err error) {
 
 // settle counts the outcome and gives the slot to the queue for publication.
 func (s *slot) settle() {
-	st := &s.q.stats
-	switch s.kind {
-	case virtioblk.TypeIn:
-		st.Reads++
-		st.BytesRead += uint64(s.length)
-	case virtioblk.TypeOut:
-		st.Writes++
-		st.BytesWritten += uint64(s.length)
-	case virtioblk.TypeFlush:
-		st.Flushes++
-	case virtioblk.TypeDiscard, virtioblk.TypeWriteZeroes:
-		st.Discards++
-	}
-	if s.code != virtioblk.StatusOK {
-		st.Errors++
-	}
 	s.q.completed(s)
 }
 
