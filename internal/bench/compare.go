@@ -3,163 +3,282 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
-	"syscall"
-	"text/tabwriter"
 	"time"
 )
 
-// Subject is a server under comparison: how to start it on a socket.
-type Subject struct {
-	Name string
-	// Args is the command line; in each word %S stands for the socket's path.
-	Args []string
+// Experiment is a set of subjects with one workload on one medium.
+type Experiment struct {
+	ID       string    `json:"id"`
+	Title    string    `json:"title"`
+	Medium   Medium    `json:"medium"`
+	Workload Workload  `json:"-"`
+	Subjects []Subject `json:"-"`
+	// Bounds are what a verdict is needed on, so that [Rounds] can tell when there are enough; none: on the first subject of
+	// ours against the peer's best.
+	Bounds []Bound `json:"-"`
+}
+
+// Rounds says how often each subject is measured: Min times, and then, until the spread allows a verdict, up to Max times.
+type Rounds struct {
+	Min int `json:"min"`
+	Max int `json:"max"`
+}
+
+// Row is what the runs of one subject gave.
+type Row struct {
+	Subject Subject
+	WarmUp  *Result // discarded, but for the count of system calls
+	Runs    []*Result
+	// Dropped says why a subject was not measured after the warm-up; empty: it was.
+	Dropped string
 }
 
 // Comparison is the outcome of interleaved runs.
 type Comparison struct {
-	Workload Workload
-	Subjects []Subject
-	Runs     [][]*Result // by subject, then by round
-	Logs     [][][]byte  // what each server printed, likewise
+	Experiment
+	Rows   []Row
+	Rounds int
 }
 
-// Compare measures the subjects in turn, rounds times, so that what the machine does besides falls on all of them alike.
-// Each server is started for its run and ended after it, since two cannot hold one image. progress hears of each run.
-func Compare(ctx context.Context, subjects []Subject, w Workload, rounds int, progress func(string)) (*Comparison, error) {
-	c := &Comparison{Workload: w, Subjects: subjects, Runs: make([][]*Result, len(subjects)), Logs: make([][][]byte, len(subjects))}
+// warmUpMax is the longest warm-up run: it brings up clocks, caches and the file's pages, and shows who is out of the
+// question.
+const warmUpMax = time.Second
+
+// Options of a comparison.
+type Options struct {
+	Rounds Rounds
+	// Prune leaves out, after the warm-up, configurations of the peer and of fio that are far behind another of their kind
+	// in everything.
+	Prune bool
+	// Progress hears of each run.
+	Progress func(string)
+}
+
+// Compare measures the subjects in turn, round by round, so that what the machine does besides falls on all of them alike.
+// Each server is started for its run and ended after it, since two cannot hold one image. A first round warms up; it is
+// also the one in which system calls are counted, which slows a server.
+func Compare(ctx context.Context, e Experiment, o Options) (*Comparison, error) {
+	e.Workload.Defaults()
+	if err := e.Workload.Check(); err != nil {
+		return nil, err
+	}
+	c := &Comparison{Experiment: e, Rows: make([]Row, len(e.Subjects))}
+	for i, s := range e.Subjects {
+		c.Rows[i].Subject = s
+	}
 	dir, err := os.MkdirTemp("", "sluice-compare-")
 	if err != nil {
 		return nil, fmt.Errorf("make a directory for the sockets: %w", err)
 	}
-	defer os.RemoveAll(dir)
-	for round := range rounds {
-		for i, s := range subjects {
-			res, log, err := measure(ctx, s, filepath.Join(dir, fmt.Sprintf("%d-%d.sock", round, i)), w)
-			if err != nil {
-				return nil, fmt.Errorf("measure %s: %w", s.Name, err)
+	r := &comparing{Comparison: c, o: o, dir: dir, device: DeviceOf(e.Medium.Path)}
+	return c, errors.Join(r.run(ctx), os.RemoveAll(dir))
+}
+
+// comparing is a comparison at work.
+type comparing struct {
+	*Comparison
+	o      Options
+	dir    string
+	device string
+	starts int
+}
+
+func (r *comparing) run(ctx context.Context) error {
+	warm := r.Workload
+	warm.Runtime = min(warm.Runtime, warmUpMax)
+	for i := range r.Rows {
+		row := &r.Rows[i]
+		res, err := r.one(ctx, row, warm, Observation{Device: r.device, SysCalls: true})
+		if err != nil {
+			return err
+		}
+		row.WarmUp = res
+		r.say("warm-up", row, res)
+	}
+	if r.o.Prune {
+		r.prune()
+	}
+	for r.Rounds < r.o.Rounds.Max && (r.Rounds < r.o.Rounds.Min || !r.decided()) {
+		r.Rounds++
+		for i := range r.Rows {
+			// Every second round goes the other way, so that nobody is always behind the same neighbour.
+			row := &r.Rows[i]
+			if r.Rounds%2 == 0 {
+				row = &r.Rows[len(r.Rows)-1-i]
 			}
-			c.Runs[i] = append(c.Runs[i], res)
-			c.Logs[i] = append(c.Logs[i], log)
-			progress(fmt.Sprintf("round %d of %d: %-40s %9.0f IOPS  %6.2f us of server CPU a request", round+1, rounds, s.Name, res.IOPS(), res.ServerCPUPerIO()))
+			if row.Dropped != "" {
+				continue
+			}
+			res, err := r.one(ctx, row, r.Workload, Observation{Device: r.device})
+			if err != nil {
+				return err
+			}
+			row.Runs = append(row.Runs, res)
+			r.say(fmt.Sprintf("round %d", r.Rounds), row, res)
 		}
 	}
-	return c, nil
+	return nil
 }
 
-// measure starts one server, drives the workload, and ends it.
-func measure(ctx context.Context, s Subject, socket string, w Workload) (res *Result, log []byte, err error) {
-	args := make([]string, len(s.Args))
-	for i, a := range s.Args {
-		args[i] = strings.ReplaceAll(a, "%S", socket)
-	}
-	var out bytes.Buffer
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Stdout, cmd.Stderr = &out, &out
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
-		return nil, nil, err
-	}
-	gone := make(chan error, 1)
-	go func() { gone <- cmd.Wait() }()
-	dial, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		select {
-		case err := <-gone:
-			gone <- err
-			cancel(fmt.Errorf("the server ended: %v", err)) // end tells the error itself
-		case <-dial.Done():
-		}
-	}()
-	res, err = Run(dial, socket, w)
-	if cause := context.Cause(dial); err != nil && cause != nil {
-		err = errors.Join(cause, err)
-	}
-	cancel(nil)
-	<-ended
-	err = errors.Join(err, end(cmd, gone))
+func (r *comparing) one(ctx context.Context, row *Row, w Workload, what Observation) (*Result, error) {
+	r.starts++
+	res, err := measure(ctx, &row.Subject, filepath.Join(r.dir, fmt.Sprintf("%d.sock", r.starts)), w, what)
 	if err != nil {
-		err = fmt.Errorf("%w\n%s", err, out.Bytes())
+		return nil, fmt.Errorf("measure %s: %w", row.Subject.Name, err)
 	}
-	return res, out.Bytes(), err
+	return res, nil
 }
 
-// end asks a server to stop, and makes it after a while.
-func end(cmd *exec.Cmd, gone <-chan error) error {
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("end the server: %w", err)
+func (r *comparing) say(when string, row *Row, res *Result) {
+	if r.o.Progress == nil {
+		return
 	}
-	select {
-	case err := <-gone:
-		return err
-	case <-time.After(20 * time.Second):
-		return errors.Join(errors.New("the server did not end at SIGTERM"), cmd.Process.Kill(), <-gone)
+	r.o.Progress(fmt.Sprintf("%s, %s: %-44s %9.0f IOPS  %6.2f us of CPU a request  p50 %.0f us  %s",
+		r.Title, when, row.Subject.Name, res.IOPS(), res.ServerCPUPerIO(), P50.of(res), res.Limits.Cause()))
+}
+
+// farBehind is the factor by which a configuration must lose to another one in everything to be left out.
+const farBehind = 1.25
+
+// prune leaves out who cannot be the best of its kind in anything.
+func (r *comparing) prune() {
+	loses := func(a, b *Result) bool {
+		return a.IOPS()*farBehind < b.IOPS() && a.ServerCPUPerIO() > farBehind*b.ServerCPUPerIO() && P50.of(a) > farBehind*P50.of(b)
+	}
+	for i := range r.Rows {
+		a := &r.Rows[i]
+		if a.Subject.Role != Peer && a.Subject.Role != Direct {
+			continue
+		}
+		for j := range r.Rows {
+			b := &r.Rows[j]
+			if a.Subject.Role == b.Subject.Role && a.Dropped == "" && b.Dropped == "" && loses(a.WarmUp, b.WarmUp) {
+				a.Dropped = "far behind " + b.Subject.Name + " in the warm-up"
+			}
+		}
 	}
 }
 
-// Figure is the median of some runs and the spread around it.
-type Figure struct{ Median, Min, Max float64 }
+// decided says whether more rounds could change what is to be found out.
+func (r *comparing) decided() bool {
+	if len(r.Bounds) == 0 {
+		first := r.First(Ours)
+		for _, m := range []Measure{IOPS, CPU} {
+			best := r.Best(Peer, m)
+			if first >= 0 && best >= 0 && !r.Ratio(first, best, m).decided() {
+				return false
+			}
+		}
+		return true
+	}
+	for _, b := range r.Bounds {
+		if ratio, ok := r.ratioOfBound(&b); ok && !ratio.Sure(b.Limit) {
+			return false
+		}
+	}
+	return true
+}
 
-// Figure sums up one figure of a subject.
-func (c *Comparison) Figure(subject int, of func(*Result) float64) Figure {
+// values are a row's figures by round.
+func (c *Comparison) values(row int, m Measure) (v []float64) {
+	for _, r := range c.Rows[row].Runs {
+		v = append(v, m.of(r))
+	}
+	return v
+}
+
+// Figure sums up one measure of a row.
+func (c *Comparison) Figure(row int, m Measure) Figure { return figureOf(c.values(row, m)) }
+
+// Ratio relates two rows.
+func (c *Comparison) Ratio(row, to int, m Measure) Ratio {
+	return ratioOf(c.values(row, m), c.values(to, m))
+}
+
+// First is the first row of a role that was measured, or -1.
+func (c *Comparison) First(role Role) int {
+	for i := range c.Rows {
+		if c.Rows[i].Subject.Role == role && len(c.Rows[i].Runs) > 0 {
+			return i
+		}
+	}
+	return -1
+}
+
+// Best is the row of a role that is best in one measure, or -1. It may be another one in another measure: whoever is
+// compared with the best of a role is compared with the best in that very figure.
+func (c *Comparison) Best(role Role, m Measure) int {
+	best, at := 0.0, -1
+	for i := range c.Rows {
+		if c.Rows[i].Subject.Role != role || len(c.Rows[i].Runs) == 0 {
+			continue
+		}
+		v := c.Figure(i, m).Median
+		if v > 0 && (at < 0 || (v < best) == m.LessIsBetter() && v != best) {
+			best, at = v, i
+		}
+	}
+	return at
+}
+
+// reference is the row that ratios of a table are to: the peer's best, else ours without batching or whatever is last.
+func (c *Comparison) reference(m Measure) int {
+	if best := c.Best(Peer, m); best >= 0 {
+		return best
+	}
+	return len(c.Rows) - 1
+}
+
+// SysCallsPerIO is the server's system calls a request and who counted: kernel, or server where only our own could be
+// asked; empty when nobody did.
+func (r *Row) SysCallsPerIO() (n float64, source string) {
+	if r.WarmUp != nil && r.WarmUp.SysCalls > 0 && r.WarmUp.IOs() > 0 {
+		return r.WarmUp.SysCalls / float64(r.WarmUp.IOs()), "kernel"
+	}
+	for _, run := range r.Runs {
+		if s := run.Server; s != nil {
+			return ratio(s.SysCalls+s.Notifications, s.Requests), "server"
+		}
+	}
+	return 0, ""
+}
+
+// per is the median over a row's runs of something that a run may not have.
+func (r *Row) per(of func(*Result) float64) (float64, bool) {
 	var v []float64
-	for _, r := range c.Runs[subject] {
-		v = append(v, of(r))
+	for _, run := range r.Runs {
+		if x := of(run); x > 0 {
+			v = append(v, x)
+		}
 	}
-	slices.Sort(v)
-	if len(v) == 0 {
-		return Figure{}
-	}
-	m := v[len(v)/2]
-	if len(v)%2 == 0 {
-		m = (v[len(v)/2-1] + m) / 2
-	}
-	return Figure{m, v[0], v[len(v)-1]}
+	return figureOf(v).Median, len(v) > 0
 }
 
-// Spread is the distance of the extremes in percent of the median.
-func (f Figure) Spread() float64 {
-	if f.Median == 0 {
-		return 0
+// Limits of the run in the middle by requests a second.
+func (r *Row) limits() *Limits {
+	if len(r.Runs) == 0 {
+		return nil
 	}
-	return (f.Max - f.Min) / f.Median * 100
+	want := figureOf(valuesOf(r.Runs, IOPS)).Median
+	middle := r.Runs[0]
+	for _, run := range r.Runs {
+		if distance(run.IOPS(), want) < distance(middle.IOPS(), want) {
+			middle = run
+		}
+	}
+	return &middle.Limits
 }
 
-// WriteMarkdown prints a table with one row a subject; ratios are to the last subject. extra gives the text of one more
-// column, named by its title.
-func (c *Comparison) WriteMarkdown(w io.Writer, title string, extra func(subject int) string) error {
-	last := len(c.Subjects) - 1
-	iops := func(r *Result) float64 { return r.IOPS() }
-	cpu := func(r *Result) float64 { return r.ServerCPUPerIO() }
-	base, baseCPU := c.Figure(last, iops), c.Figure(last, cpu)
-	t := tabwriter.NewWriter(w, 0, 0, 1, ' ', 0)
-	fmt.Fprintf(t, "| server\t| IOPS\t| spread\t| ratio\t| CPU us/request\t| ratio\t| p50 us\t| p99 us\t| %s\t|\n", title)
-	fmt.Fprintf(t, "|---\t|---\t|---\t|---\t|---\t|---\t|---\t|---\t|---\t|\n")
-	for i, s := range c.Subjects {
-		f, g := c.Figure(i, iops), c.Figure(i, cpu)
-		p50 := c.Figure(i, func(r *Result) float64 { return us(r.Main().P50) })
-		p99 := c.Figure(i, func(r *Result) float64 { return us(r.Main().P99) })
-		fmt.Fprintf(t, "| %s\t| %.0f\t| %.0f %%\t| %.2f\t| %.2f\t| %.2f\t| %.0f\t| %.0f\t| %s\t|\n", s.Name, f.Median, f.Spread(),
-			over(f.Median, base.Median), g.Median, over(g.Median, baseCPU.Median), p50.Median, p99.Median, extra(i))
+func valuesOf(runs []*Result, m Measure) (v []float64) {
+	for _, r := range runs {
+		v = append(v, m.of(r))
 	}
-	return t.Flush()
+	return v
 }
 
-func over(a, b float64) float64 {
-	if b == 0 {
-		return 0
-	}
-	return a / b
-}
+func distance(a, b float64) float64 { return max(a-b, b-a) }

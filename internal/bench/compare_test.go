@@ -3,16 +3,16 @@
 package bench
 
 import (
-	"bytes"
 	"context"
+	"fmt"
+	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	"net"
 
 	"github.com/sluice-blk/sluice/aio"
 	"github.com/sluice-blk/sluice/internal/block"
@@ -21,19 +21,25 @@ import (
 	"github.com/sluice-blk/sluice/internal/vhostuser"
 )
 
-// TestMain lets the test binary be the servers that a comparison starts.
+// TestMain lets the test binary be the servers that a comparison starts, and fio.
 func TestMain(m *testing.M) {
 	switch mode := os.Getenv("BENCH_TEST_SERVER"); mode {
 	case "":
 		os.Exit(m.Run())
 	case "serve":
-		os.Exit(serveUntilSignalled(os.Args[1]))
+		os.Exit(serveUntilSignalled(os.Args[1:]))
 	default:
 		os.Exit(3)
 	}
 }
 
-func serveUntilSignalled(socket string) int {
+// serveUntilSignalled serves null disks on each argument that is a socket's path, and prints what a server of ours logs
+// at its end. With --name it plays fio.
+func serveUntilSignalled(args []string) int {
+	if strings.HasPrefix(args[0], "--name=") {
+		fmt.Print(fioSample)
+		return 0
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	l, err := aio.NewLoop(nil)
@@ -41,60 +47,187 @@ func serveUntilSignalled(socket string) int {
 		return 1
 	}
 	go func() { _ = l.Run(context.Background()) }() // it ends with the process
-	dev, err := vhostblk.New(block.NewHandle(null.New(null.Options{Size: 1 << 30}), nil), &vhostblk.Options{Loops: []*aio.Loop{l}})
-	if err != nil {
-		return 1
+	served := make(chan error)
+	n := 0
+	for _, socket := range args {
+		if !strings.HasSuffix(socket, "sock") && !strings.HasSuffix(socket, "/s") {
+			continue
+		}
+		dev, err := vhostblk.New(block.NewHandle(null.New(null.Options{Size: 1 << 30}), nil), &vhostblk.Options{Loops: []*aio.Loop{l}})
+		if err != nil {
+			return 1
+		}
+		listener, err := net.Listen("unix", socket)
+		if err != nil {
+			return 1
+		}
+		n++
+		go func() { served <- vhostuser.NewServer(listener, dev, nil).Serve(ctx) }()
 	}
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		return 1
+	for range n {
+		if <-served != nil {
+			return 1
+		}
 	}
-	if vhostuser.NewServer(listener, dev, nil).Serve(ctx) != nil {
-		return 1
-	}
+	fmt.Println(`not a line of the log`)
+	fmt.Println(`{"msg":"export served","requests":640,"kicks":20,"notifications":10}`)
+	fmt.Println(`{"msg":"loop served","poller":"io_uring","syscalls":22,"submitted":640,"submissions":20}`)
 	return 0
 }
 
+func testServer(name string, role Role) Subject {
+	return Subject{Name: name, Role: role, Args: []string{os.Args[0], "%S"}}
+}
+
+const briefly = 40 * time.Millisecond
+
 func TestCompareIsInterleavedAndSumsUp(t *testing.T) {
 	t.Setenv("BENCH_TEST_SERVER", "serve")
-	subjects := []Subject{{"one", []string{os.Args[0], "%S"}}, {"two", []string{os.Args[0], "%S"}}}
+	e := Experiment{Title: "t", Workload: Workload{Runtime: briefly}, Subjects: []Subject{testServer("one", Ours), testServer("two", Peer)}}
 	var order []string
-	c, err := Compare(t.Context(), subjects, Workload{Runtime: 50 * time.Millisecond}, 3, func(s string) { order = append(order, s) })
+	c, err := Compare(t.Context(), e, Options{Rounds: Rounds{Min: 2, Max: 2}, Progress: func(s string) { order = append(order, s) }})
 	must(t, err)
-	if len(order) != 6 || !strings.Contains(order[0], "one") || !strings.Contains(order[1], "two") || !strings.Contains(order[2], "one") {
-		t.Errorf("not interleaved: %q", order)
+	want := []string{"warm-up: one", "warm-up: two", "round 1: one", "round 1: two", "round 2: two", "round 2: one"}
+	if len(order) != len(want) {
+		t.Fatalf("got %q, want %q", order, want)
 	}
-	f := c.Figure(0, func(r *Result) float64 { return r.IOPS() })
-	if f.Min > f.Median || f.Median > f.Max || f.Min <= 0 {
+	for i := range want {
+		if !strings.Contains(order[i], want[i]) {
+			t.Errorf("run %d is %q, want %q", i, order[i], want[i])
+		}
+	}
+	f := c.Figure(0, IOPS)
+	if f.Min > f.Median || f.Median > f.Max || f.Min <= 0 || f.N != 2 {
 		t.Errorf("got %+v", f)
 	}
-	var out bytes.Buffer
-	must(t, c.WriteMarkdown(&out, "extra", func(int) string { return "x" }))
-	if lines := strings.Count(out.String(), "\n"); lines != 4 {
-		t.Errorf("want a head, a rule and two rows:\n%s", out.String())
+	if c.Figure(0, CPU).Median <= 0 {
+		t.Error("a server that works uses no processor time")
+	}
+	if r := c.Ratio(0, 1, IOPS); r.N != 2 || r.Low <= 0 || r.Low > r.High || r.Verdict() != "too few rounds for a verdict" {
+		t.Errorf("got %+v: %s", r, r.Verdict())
+	}
+	s := c.Rows[0].Runs[0].Server
+	if s == nil || s.PerSubmission() != 32 || s.PerNotification() != 64 || s.Poller != "io_uring" {
+		t.Errorf("the counters that the server logged: %+v", s)
+	}
+	if n, by := c.Rows[0].SysCallsPerIO(); n <= 0 || by != "kernel" && by != "server" {
+		t.Errorf("%v system calls a request, counted by %q", n, by)
+	}
+}
+
+// With rounds left to the spread, a comparison of one subject with itself ends at the limit or alike, and never before
+// there are enough for a verdict.
+func TestCompareGoesOnUntilItIsDecided(t *testing.T) {
+	t.Setenv("BENCH_TEST_SERVER", "serve")
+	e := Experiment{Workload: Workload{Runtime: time.Millisecond}, Subjects: []Subject{testServer("one", Ours), testServer("two", Peer)}}
+	c, err := Compare(t.Context(), e, Options{Rounds: Rounds{Min: MinRounds, Max: MinRounds + 1}})
+	must(t, err)
+	if c.Rounds < MinRounds || c.Rounds > MinRounds+1 {
+		t.Errorf("%d rounds", c.Rounds)
+	}
+	e.Bounds = []Bound{{IOPS, Peer, 1e-9}} // nobody can miss it: the first rounds decide
+	c, err = Compare(t.Context(), e, Options{Rounds: Rounds{Min: MinRounds, Max: 50}})
+	must(t, err)
+	if c.Rounds != MinRounds {
+		t.Errorf("%d rounds for what %d decide", c.Rounds, MinRounds)
 	}
 }
 
 func TestCompareTellsOfAServerThatEnds(t *testing.T) {
 	t.Setenv("BENCH_TEST_SERVER", "fail")
-	subjects := []Subject{{"broken", []string{os.Args[0], "%S"}}}
-	_, err := Compare(t.Context(), subjects, Workload{Runtime: 50 * time.Millisecond}, 1, func(string) {})
-	if err == nil || !strings.Contains(err.Error(), "exit status 3") {
+	e := Experiment{Workload: Workload{Runtime: briefly}, Subjects: []Subject{testServer("broken", Ours)}}
+	o := Options{Rounds: Rounds{Min: 1, Max: 1}}
+	_, err := Compare(t.Context(), e, o)
+	if err == nil || !strings.Contains(err.Error(), "exit status 3") || !strings.Contains(err.Error(), "broken") {
 		t.Errorf("got %v", err)
 	}
-	subjects[0].Args[0] = "/nonexistent"
-	if _, err := Compare(t.Context(), subjects, Workload{Runtime: 50 * time.Millisecond}, 1, func(string) {}); err == nil {
+	e.Subjects[0].Args[0] = "/nonexistent"
+	if _, err := Compare(t.Context(), e, o); err == nil {
 		t.Error("a program that does not exist was started")
+	}
+	e.Subjects[0].Role = Direct
+	if _, err := Compare(t.Context(), e, o); err == nil {
+		t.Error("a fio that does not exist was started")
 	}
 }
 
-func TestFigureOfEvenRuns(t *testing.T) {
-	c := &Comparison{Runs: [][]*Result{{{Elapsed: time.Second, Read: Direction{IOs: 1}}, {Elapsed: time.Second, Read: Direction{IOs: 3}}}, nil}}
-	f := c.Figure(0, func(r *Result) float64 { return r.IOPS() })
-	if f != (Figure{2, 1, 3}) || f.Spread() != 100 {
-		t.Errorf("got %+v with a spread of %v", f, f.Spread())
+func TestCompareMeasuresFio(t *testing.T) {
+	t.Setenv("BENCH_TEST_SERVER", "serve")
+	w := Workload{IODepth: 64, Runtime: briefly}
+	w.Defaults()
+	fios := Fios(os.Args[0], &w)
+	if len(fios) != 4 {
+		t.Fatalf("want both engines, one by one and in batches: %+v", fios)
 	}
-	if (c.Figure(1, func(r *Result) float64 { return r.IOPS() })) != (Figure{}) {
-		t.Error("figures of no runs")
+	e := Experiment{Workload: w, Subjects: []Subject{fios[1].Subject(Medium{Path: "/x"}, &w)}}
+	c, err := Compare(t.Context(), e, Options{Rounds: Rounds{Min: 1, Max: 1}})
+	must(t, err)
+	// 530972 requests in 1.001 s; 40 % user and 60 % system of one second.
+	if got := c.Figure(0, IOPS).Median; distance(got, 530441) > 1 {
+		t.Errorf("%v requests a second", got)
+	}
+	if got := c.Figure(0, CPU).Median; distance(got, 1e6/530972) > 0.001 {
+		t.Errorf("%v us a request", got)
+	}
+	if got := c.Figure(0, P999).Median; distance(got, 978.944) > 0.001 {
+		t.Errorf("99.9 %% below %v us", got)
+	}
+}
+
+const fioSample = `fio: a warning
+{"jobs": [{"error": 0, "job_runtime": 1000, "usr_cpu": 40.0, "sys_cpu": 60.0,
+  "read": {"io_bytes": 2174861312, "runtime": 1001, "total_ios": 530972,
+    "clat_ns": {"min": 13641, "max": 3053777, "mean": 110185.8, "percentile": {"50.000000": 107008, "99.000000": 264192, "99.900000": 978944}}},
+  "write": {"total_ios": 0}, "trim": {"total_ios": 0}}]}
+`
+
+func TestFioThatFailsIsAnError(t *testing.T) {
+	for name, text := range map[string]string{
+		"nothing":  "",
+		"no jobs":  `{"jobs": []}`,
+		"an error": `{"jobs": [{"error": 5}]}`,
+		"no work":  `{"jobs": [{"job_runtime": 1000}]}`,
+	} {
+		if _, err := parseFio([]byte(text), Workload{}); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+func TestIdleDisksAndAttach(t *testing.T) {
+	t.Setenv("BENCH_TEST_SERVER", "serve")
+	c, err := MeasureIdle(t.Context(), os.Args[0], t.TempDir(), 3, briefly)
+	must(t, err)
+	if c.Disks != 3 || c.CPUPercent < 0 || c.CPUPercent > 300 {
+		t.Errorf("got %+v", c)
+	}
+	took, err := MeasureAttach(t.Context(), testServer("one", Ours), 64<<20)
+	must(t, err)
+	if took <= 0 {
+		t.Errorf("it took %v", took)
+	}
+	t.Setenv("BENCH_TEST_SERVER", "fail")
+	if _, err := MeasureIdle(t.Context(), os.Args[0], t.TempDir(), 1, briefly); err == nil {
+		t.Error("a server that ends is idle")
+	}
+	if _, err := MeasureAttach(t.Context(), testServer("one", Ours), 64<<20); err == nil {
+		t.Error("a server that ends took memory")
+	}
+}
+
+// Where the kernel does not let anybody count system calls, our own count stands in, marked.
+func TestSysCallsWithoutTheKernel(t *testing.T) {
+	t.Setenv("BENCH_TEST_SERVER", "serve")
+	old := sysCallTracepoint
+	sysCallTracepoint = filepath.Join(t.TempDir(), "none")
+	defer func() { sysCallTracepoint = old }()
+	e := Experiment{Workload: Workload{Runtime: time.Millisecond}, Subjects: []Subject{testServer("one", Ours)}}
+	c, err := Compare(t.Context(), e, Options{Rounds: Rounds{Min: 1, Max: 1}})
+	must(t, err)
+	if n, by := c.Rows[0].SysCallsPerIO(); by != "server" || n != 32.0/640 {
+		t.Errorf("%v counted by %q", n, by)
+	}
+	if !strings.Contains(sysCallText(&c.Rows[0]), "own count") {
+		t.Error("the table does not say who counted")
 	}
 }

@@ -26,6 +26,11 @@ type Result struct {
 
 	DriverCPU time.Duration // of the jobs' threads
 	ServerCPU time.Duration // of the server's process in the measured part of the run; 0: not known
+	SysCalls  float64       // of the server, counted by the kernel; 0: not counted
+	Mallocs   uint64        // of a server in this process, when asked for
+	Limits    Limits
+
+	driverThreads []time.Duration
 
 	Server *ServerCounters // what our own server counted, where it can be asked
 }
@@ -111,6 +116,7 @@ func (g *guest) result() *Result {
 		r.Calls += o.calls
 		r.Verified += o.verified
 		r.DriverCPU += o.cpu
+		r.driverThreads = append(r.driverThreads, o.cpu)
 		r.Elapsed = max(r.Elapsed, o.elapsed)
 	}
 	r.Read = direction(&read, g.w.BS)

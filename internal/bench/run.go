@@ -6,12 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/sluice-blk/sluice/internal/proto/virtioblk"
 	"github.com/sluice-blk/sluice/internal/sys"
@@ -26,6 +22,11 @@ const guestBase = 1 << 30
 // Run connects to the vhost-user socket, drives the workload, and disconnects. It returns an error for whatever a guest
 // would see go wrong: a refused message, a bad status or length, a hang, wrong data.
 func Run(ctx context.Context, socket string, w Workload) (*Result, error) {
+	return Observe(ctx, socket, w, Observation{})
+}
+
+// Observe is [Run] and watches what it is told to.
+func Observe(ctx context.Context, socket string, w Workload, what Observation) (*Result, error) {
 	w.Defaults()
 	if err := w.Check(); err != nil {
 		return nil, err
@@ -35,7 +36,7 @@ func Run(ctx context.Context, socket string, w Workload) (*Result, error) {
 		return nil, err
 	}
 	g := &guest{f: f, w: &w}
-	res, err := g.run(ctx)
+	res, err := g.run(ctx, what)
 	return res, errors.Join(err, g.close())
 }
 
@@ -48,31 +49,41 @@ type guest struct {
 	config virtioblk.Config
 }
 
-func (g *guest) run(ctx context.Context) (*Result, error) {
-	if err := g.negotiate(); err != nil {
+func (g *guest) run(ctx context.Context, what Observation) (*Result, error) {
+	if err := g.attach(); err != nil {
 		return nil, err
+	}
+	watching, cancel := context.WithCancel(ctx) // a run that fails early is watched no longer
+	defer cancel()
+	book := g.watch(watching, what)
+	if err := g.drive(ctx); err != nil {
+		return nil, err
+	}
+	res := g.result()
+	book(res)
+	return res, g.stopRings()
+}
+
+// attach brings the device up to the point where it waits for kicks.
+func (g *guest) attach() error {
+	if err := g.negotiate(); err != nil {
+		return err
 	}
 	if err := g.layOut(); err != nil {
-		return nil, err
+		return err
 	}
 	if err := g.f.SetMemTable(g.mem.Region()); err != nil {
-		return nil, fmt.Errorf("hand over memory: %w", err)
+		return fmt.Errorf("hand over memory: %w", err)
 	}
 	for i, j := range g.jobs {
 		desc, avail, used := j.driver.Addrs()
 		err := g.f.SetVring(vhosttest.Vring{Index: i, Size: int(j.driver.Size()), Desc: desc, Avail: avail, Used: used,
 			Kick: j.kick, Call: j.call, Err: -1})
 		if err != nil {
-			return nil, fmt.Errorf("set up queue %d: %w", i, err)
+			return fmt.Errorf("set up queue %d: %w", i, err)
 		}
 	}
-	cpu := g.serverCPU(ctx)
-	if err := g.drive(ctx); err != nil {
-		return nil, err
-	}
-	res := g.result()
-	res.ServerCPU = cpu(res.DriverCPU)
-	return res, g.stopRings()
+	return nil
 }
 
 func (g *guest) negotiate() error {
@@ -204,40 +215,6 @@ func (g *guest) close() error {
 	return errors.Join(errs...)
 }
 
-// serverCPU measures the processor time of the process at the other end of the socket over the measured part of the
-// run. What it answers is called when the jobs have ended; a server in this very process has their time taken off.
-func (g *guest) serverCPU(ctx context.Context) func(drivers time.Duration) time.Duration {
-	pid := g.serverPID()
-	if pid <= 0 {
-		return func(time.Duration) time.Duration { return 0 }
-	}
-	clock, ours := func() time.Duration { return processCPU(pid) }, pid == os.Getpid()
-	if ours {
-		clock = sys.ProcessCPU
-	}
-	used := make(chan time.Duration, 1)
-	go func() {
-		sleep(ctx, g.w.RampTime)
-		before := clock()
-		sleep(ctx, g.w.Runtime)
-		used <- clock() - before
-	}()
-	return func(drivers time.Duration) time.Duration {
-		d := <-used
-		if ours {
-			d -= drivers
-		}
-		return max(d, 0)
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}
-
 func (g *guest) serverPID() (pid int) {
 	raw, err := g.f.Conn().SyscallConn()
 	if err != nil {
@@ -247,26 +224,4 @@ func (g *guest) serverPID() (pid int) {
 		return 0
 	}
 	return pid
-}
-
-// processCPU sums what the scheduler knows of each thread of a process; 0 where it does not keep count (a kernel without
-// CONFIG_SCHED_INFO).
-func processCPU(pid int) time.Duration {
-	dir := "/proc/" + strconv.Itoa(pid) + "/task/"
-	tasks, err := os.ReadDir(dir)
-	if err != nil {
-		return 0
-	}
-	var sum time.Duration
-	for _, t := range tasks {
-		b, err := os.ReadFile(dir + t.Name() + "/schedstat")
-		if err != nil {
-			continue // the thread ended
-		}
-		if ns, _, ok := strings.Cut(string(b), " "); ok {
-			n, _ := strconv.ParseInt(ns, 10, 64)
-			sum += time.Duration(n)
-		}
-	}
-	return sum
 }

@@ -29,6 +29,7 @@ type benchFlags struct {
 	loops   loopFlags
 	work    workloadFlags
 	log     logFlags
+	observe bench.Observation
 }
 
 // workloadFlags describe a workload in fio's words.
@@ -103,7 +104,7 @@ on --disk that is this one without the jobs' threads.`),
 	f.loops.add(set)
 	f.log.add(set)
 	f.log.quiet(set)
-	cmd.AddCommand(newCompare(s))
+	cmd.AddCommand(newCompare(s), newSeeds(s), newTargets(s))
 	return cmd
 }
 
@@ -168,16 +169,16 @@ func (f *benchFlags) serveAndRun(ctx context.Context, s Streams, w bench.Workloa
 	if err := d.Start(ctx); err != nil {
 		return nil, err
 	}
-	res, err := benchServed(ctx, d, disk.Exports[0].Socket, w)
+	res, err := benchServed(ctx, d, disk.Exports[0].Socket, w, f.observe)
 	return res, errors.Join(err, d.Stop(context.WithoutCancel(ctx)))
 }
 
-func benchServed(ctx context.Context, d *daemon.Daemon, socket string, w bench.Workload) (*bench.Result, error) {
+func benchServed(ctx context.Context, d *daemon.Daemon, socket string, w bench.Workload, what bench.Observation) (*bench.Result, error) {
 	before, err := d.Stats(ctx)
 	if err != nil {
 		return nil, err
 	}
-	res, err := bench.Run(ctx, socket, w)
+	res, err := bench.Observe(ctx, socket, w, what)
 	if err != nil {
 		return nil, err
 	}

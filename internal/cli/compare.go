@@ -3,13 +3,10 @@
 package cli
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"strings"
 	"syscall"
@@ -23,28 +20,38 @@ import (
 type compareFlags struct {
 	file    string
 	null    bool
-	peer    string
-	peerAIO []string
-	engines []string
-	rounds  int
 	buffer  bool
+	engines []string
+	batch   []string
+	more    []string
+	servers []string
+	peer    peerFlags
+	report  reportFlags
 	work    workloadFlags
 }
 
 func newCompare(s Streams) *cobra.Command {
 	f := &compareFlags{}
 	cmd := &cobra.Command{
-		Use:   "compare --file PATH|--null [--peer PROGRAM] ...",
-		Short: "Measure sluice, with batching on and off, beside qemu-storage-daemon",
+		Use:   "compare --file PATH|--null [--peer qemu-storage-daemon[=PROGRAM]|none] ...",
+		Short: "Measure sluice beside qemu-storage-daemon, fio, or any other server",
 		Long: strings.TrimSpace(`
 Serve the same file in turn by sluice with batching, by sluice without, and by
-qemu-storage-daemon, drive each with the same workload, and do so --rounds times,
-interleaved. Print medians, the spread (the distance of the extremes in percent
-of the median), and ratios to the last row. Writing workloads overwrite the file.
+qemu-storage-daemon with each of its engines on its main loop and on a thread of
+its own; drive each with the same workload, and do so --rounds times,
+interleaved. Writing workloads overwrite the file.
 
-Requests per submission are counted by our server; the peer does not count.`),
-		Example: `  sluice bench compare --file /dev/shm/disk.raw --iodepth=64 --rounds 5
-  sluice bench compare --null --iodepth=64`,
+Printed are medians, the spread (the distance of the extremes in percent of the
+median), ratios to the best of the peer's rows in that figure, and below the
+table ratios with the interval that holds them with 90 %. Processor time is the
+server process's, workers of the kernel included. A first round warms up and is
+discarded; in it the kernel counts system calls, where it allows that (root, or
+kernel.perf_event_paranoid), else our own count is shown and marked.
+
+Requests per submission are counted by our server; those per kick and per call
+by the driver. "limited by" names what was busy all the time.`),
+		Example: `  sluice bench compare --file /dev/shm/disk.raw --iodepth=64 --rounds auto --fio
+  sluice bench compare --null --iodepth=64 --peer none --server 'old=/tmp/old/sluice serve --disk driver=null,size=1G --vhost-user %S'`,
 		Args: noArgs,
 		RunE: verb(func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), s) }),
 	}
@@ -52,11 +59,13 @@ Requests per submission are counted by our server; the peer does not count.`),
 	set.SortFlags = false
 	set.StringVar(&f.file, "file", "", "the raw image or block device to serve")
 	set.BoolVar(&f.null, "null", false, "serve null disks in place of a file")
-	set.StringVar(&f.peer, "peer", "qemu-storage-daemon", "the peer's program")
-	set.StringSliceVar(&f.peerAIO, "peer-aio", []string{"native", "io_uring"}, "the peer's engines: native, io_uring, threads")
-	set.StringSliceVar(&f.engines, "engine", []string{"auto"}, "our engines")
 	set.BoolVar(&f.buffer, "buffered", false, "go through the page cache in place of O_DIRECT")
-	set.IntVar(&f.rounds, "rounds", 5, "how often each is measured")
+	set.StringSliceVar(&f.engines, "engine", []string{"auto"}, "our engines")
+	set.StringSliceVar(&f.batch, "batch", []string{"on", "off"}, "our batching: on, off")
+	set.StringArrayVar(&f.more, "serve-arg", nil, "hand this argument on to sluice serve (repeat it for more)")
+	set.StringArrayVar(&f.servers, "server", nil, "NAME=COMMAND of another server; %S stands for the socket, %F for the file")
+	f.peer.add(set)
+	f.report.add(set, "5", false)
 	f.work.add(set)
 	return cmd
 }
@@ -69,108 +78,66 @@ func (f *compareFlags) run(parent context.Context, s Streams) error {
 	if (f.file == "") == !f.null {
 		return &usage{errors.New("give either --file or --null")}
 	}
-	if f.rounds < 1 {
-		return &usage{fmt.Errorf("--rounds is %d (want at least 1)", f.rounds)}
+	rounds, err := f.report.parse()
+	if err != nil {
+		return &usage{err}
 	}
-	subjects, err := f.subjects(&w)
+	peer, fio, err := f.peer.find()
+	if err != nil {
+		return err
+	}
+	e, err := f.experiment(w, peer, fio)
 	if err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(parent, os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	c, err := bench.Compare(ctx, subjects, w, f.rounds, func(line string) { fmt.Fprintln(s.Err, line) })
+	r := &bench.Report{Title: "sluice bench compare", Environment: environment(ctx, peer, fio, []bench.Medium{e.Medium})}
+	c, err := bench.Compare(ctx, e, f.report.options(s, rounds))
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(s.Out, "%s, %d rounds\n\n", w.String(), f.rounds)
-	return c.WriteMarkdown(s.Out, "requests/submission", func(i int) string { return perSubmission(c.Logs[i]) })
+	r.Comparisons = append(r.Comparisons, c)
+	return f.report.write(s, r, "compare")
 }
 
-// subjects are ours and the peer's command lines.
-func (f *compareFlags) subjects(w *bench.Workload) ([]bench.Subject, error) {
+// experiment is what the flags ask for.
+func (f *compareFlags) experiment(w bench.Workload, peer, fio string) (bench.Experiment, error) {
 	self, err := os.Executable()
 	if err != nil {
-		return nil, fmt.Errorf("find our own program: %w", err)
+		return bench.Experiment{}, fmt.Errorf("find our own program: %w", err)
 	}
-	var list []bench.Subject
+	m := bench.Medium{Name: "null"}
+	if !f.null {
+		m = bench.Medium{Name: "file", Path: f.file, Buffered: f.buffer}
+	}
+	e := bench.Experiment{ID: "compare", Title: w.String() + " on " + m.Title(), Medium: m, Workload: w}
 	engines := f.engines
 	if f.null {
-		engines = []string{"auto"}
+		engines = engines[:min(len(engines), 1)]
 	}
 	for _, engine := range engines {
-		for _, batch := range []string{"on", "off"} {
-			disk := "driver=null,size=1G"
-			if !f.null {
-				disk = strings.ReplaceAll(f.file, ",", ",,") + ",engine=" + engine + ",cache=" + f.cache()
-			}
-			list = append(list, bench.Subject{
-				Name: fmt.Sprintf("sluice engine=%s batch=%s", engine, batch),
-				Args: []string{self, "serve", "--batch", batch, "--log-format", "json",
-					"--disk", fmt.Sprintf("%s,queues=%d", disk, w.NumJobs), "--vhost-user", "%S"},
-			})
+		for _, batch := range f.batch {
+			ours := bench.Sluice{Program: self, Engine: engine, Batch: batch, More: f.more}
+			e.Subjects = append(e.Subjects, ours.Subject(m, w.NumJobs))
 		}
 	}
-	peer, err := exec.LookPath(f.peer)
-	if err != nil {
-		return nil, fmt.Errorf("find the peer: %w (Debian has it in qemu-system-common)", err)
-	}
-	aios := f.peerAIO
-	if f.null {
-		aios = aios[:1]
-	}
-	for _, aio := range aios {
-		list = append(list, bench.Subject{Name: f.peerName(aio), Args: f.peerArgs(peer, aio, w.NumJobs)})
-	}
-	return list, nil
-}
-
-func (f *compareFlags) cache() string {
-	if f.buffer {
-		return "writeback"
-	}
-	return "none"
-}
-
-func (f *compareFlags) peerName(aio string) string {
-	if f.null {
-		return "qemu-storage-daemon null-co"
-	}
-	return "qemu-storage-daemon aio=" + aio
-}
-
-func (f *compareFlags) peerArgs(peer, aio string, queues int) []string {
-	nodes := []string{"--blockdev", "driver=null-co,node-name=d,size=1073741824,read-zeroes=off"}
-	if !f.null {
-		direct := "on"
-		if f.buffer {
-			direct = "off"
+	for _, v := range f.servers {
+		name, line, ok := strings.Cut(v, "=")
+		if !ok || strings.TrimSpace(line) == "" {
+			return e, &usage{fmt.Errorf("--server is %q (want NAME=COMMAND)", v)}
 		}
-		nodes = []string{
-			"--blockdev", fmt.Sprintf("driver=file,node-name=f,filename=%s,cache.direct=%s,aio=%s", strings.ReplaceAll(f.file, ",", ",,"), direct, aio),
-			"--blockdev", "driver=raw,node-name=d,file=f",
+		e.Subjects = append(e.Subjects, bench.Command(name, line, m))
+	}
+	if peer != "" {
+		for _, p := range bench.Configurations(peer, m, f.peer.aio, f.peer.loops) {
+			e.Subjects = append(e.Subjects, p.Subject(m, w.NumJobs))
 		}
 	}
-	return append(append([]string{peer}, nodes...), "--export",
-		fmt.Sprintf("type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=%%S,writable=on,num-queues=%d", queues))
-}
-
-// perSubmission reads the mean of requests per submission out of what our servers logged when they stopped.
-func perSubmission(logs [][]byte) string {
-	var sum, n float64
-	for _, log := range logs {
-		for line := range bytes.Lines(log) {
-			var l struct {
-				Requests    float64 `json:"submitted"`
-				Submissions float64 `json:"submissions"`
-			}
-			if json.Unmarshal(line, &l) == nil && l.Submissions > 0 {
-				sum += l.Requests / l.Submissions
-				n++
-			}
+	if fio != "" && !f.null {
+		for _, one := range bench.Fios(fio, &w) {
+			e.Subjects = append(e.Subjects, one.Subject(m, &w))
 		}
 	}
-	if n == 0 {
-		return "-"
-	}
-	return fmt.Sprintf("%.1f", sum/n)
+	return e, nil
 }
