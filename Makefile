@@ -8,12 +8,12 @@ export CGO_ENABLED = 0
 GO ?= go
 PACKAGES = ./...
 
-.PHONY: all build cross demo test check unit race peers guest bench soak fuzz deps lint clean help
+.PHONY: all build cross demo test check unit race peers guest bench bench-check soak fuzz deps lint clean help
 
 all: build
 
 help:
-	@grep -E '^# make|^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^# //; s/:.*## /\t/'
+	@grep -E '^# make|^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^# //; s/:.*## /\t/'
 
 build: ## the static binary, bin/sluice
 	$(GO) build -trimpath -ldflags '-s -w' -o bin/sluice ./cmd/sluice
@@ -52,8 +52,11 @@ fuzz: ## each fuzz target for a minute
 soak: build ## the long tests
 	SLUICE_SOAK=1 scripts/gotest.sh soak -timeout 3h -count=1 -p 1 ./...
 
-bench: deps build ## the figures of docs/BENCHMARKING.md, interleaved with the peer's
+bench: deps build ## the figures of docs/BENCHMARKING.md, beside the peer's and fio's, into build/bench (an hour)
 	scripts/bench.sh
+
+bench-check: deps build ## three of them with wide bounds: fails when what was won is lost (under five minutes)
+	scripts/bench.sh check
 
 clean:
 	rm -rf bin build

@@ -28,6 +28,9 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	case "serve":
 		os.Exit(serveUntilSignalled(os.Args[1:]))
+	case "stubborn":
+		signal.Ignore(syscall.SIGTERM)
+		os.Exit(serveUntilSignalled(os.Args[1:]))
 	default:
 		os.Exit(3)
 	}
@@ -40,7 +43,10 @@ func serveUntilSignalled(args []string) int {
 		fmt.Print(fioSample)
 		return 0
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	ctx, stop := context.WithCancel(context.Background())
+	if !signal.Ignored(syscall.SIGTERM) {
+		ctx, stop = signal.NotifyContext(ctx, syscall.SIGTERM)
+	}
 	defer stop()
 	l, err := aio.NewLoop(nil)
 	if err != nil {
@@ -75,6 +81,13 @@ func serveUntilSignalled(args []string) int {
 	return 0
 }
 
+// playServer makes the test binary, when it is started as a server, behave so.
+func playServer(t *testing.T, mode string) {
+	t.Helper()
+	t.Setenv("BENCH_TEST_SERVER", mode)
+	t.Setenv("GORACE", "atexit_sleep_ms=0") // the race detector's reports come at once all the same
+}
+
 func testServer(name string, role Role) Subject {
 	return Subject{Name: name, Role: role, Args: []string{os.Args[0], "%S"}}
 }
@@ -82,7 +95,7 @@ func testServer(name string, role Role) Subject {
 const briefly = 40 * time.Millisecond
 
 func TestCompareIsInterleavedAndSumsUp(t *testing.T) {
-	t.Setenv("BENCH_TEST_SERVER", "serve")
+	playServer(t, "serve")
 	e := Experiment{Title: "t", Workload: Workload{Runtime: briefly}, Subjects: []Subject{testServer("one", Ours), testServer("two", Peer)}}
 	var order []string
 	c, err := Compare(t.Context(), e, Options{Rounds: Rounds{Min: 2, Max: 2}, Progress: func(s string) { order = append(order, s) }})
@@ -118,7 +131,7 @@ func TestCompareIsInterleavedAndSumsUp(t *testing.T) {
 // With rounds left to the spread, a comparison of one subject with itself ends at the limit or alike, and never before
 // there are enough for a verdict.
 func TestCompareGoesOnUntilItIsDecided(t *testing.T) {
-	t.Setenv("BENCH_TEST_SERVER", "serve")
+	playServer(t, "serve")
 	e := Experiment{Workload: Workload{Runtime: time.Millisecond}, Subjects: []Subject{testServer("one", Ours), testServer("two", Peer)}}
 	c, err := Compare(t.Context(), e, Options{Rounds: Rounds{Min: MinRounds, Max: MinRounds + 1}})
 	must(t, err)
@@ -134,7 +147,7 @@ func TestCompareGoesOnUntilItIsDecided(t *testing.T) {
 }
 
 func TestCompareTellsOfAServerThatEnds(t *testing.T) {
-	t.Setenv("BENCH_TEST_SERVER", "fail")
+	playServer(t, "fail")
 	e := Experiment{Workload: Workload{Runtime: briefly}, Subjects: []Subject{testServer("broken", Ours)}}
 	o := Options{Rounds: Rounds{Min: 1, Max: 1}}
 	_, err := Compare(t.Context(), e, o)
@@ -151,8 +164,26 @@ func TestCompareTellsOfAServerThatEnds(t *testing.T) {
 	}
 }
 
+// A peer that does not end is killed, and told of; of ours it is a failure.
+func TestServersThatDoNotEnd(t *testing.T) {
+	playServer(t, "stubborn")
+	old := serverEndMax
+	serverEndMax = 100 * time.Millisecond
+	defer func() { serverEndMax = old }()
+	e := Experiment{Workload: Workload{Runtime: time.Millisecond}, Subjects: []Subject{testServer("theirs", Peer)}}
+	c, err := Compare(t.Context(), e, Options{Rounds: Rounds{Min: 1, Max: 1}})
+	must(t, err)
+	if lines := strings.Join(c.verdicts(), "\n"); !strings.Contains(lines, "theirs: did not end at SIGTERM in 1 of 1 rounds") {
+		t.Errorf("it is not told of: %q", lines)
+	}
+	e.Subjects[0].Role = Ours
+	if _, err := Compare(t.Context(), e, Options{Rounds: Rounds{Min: 1, Max: 1}}); err == nil || !strings.Contains(err.Error(), "SIGTERM") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestCompareMeasuresFio(t *testing.T) {
-	t.Setenv("BENCH_TEST_SERVER", "serve")
+	playServer(t, "serve")
 	w := Workload{IODepth: 64, Runtime: briefly}
 	w.Defaults()
 	fios := Fios(os.Args[0], &w)
@@ -195,7 +226,7 @@ func TestFioThatFailsIsAnError(t *testing.T) {
 }
 
 func TestIdleDisksAndAttach(t *testing.T) {
-	t.Setenv("BENCH_TEST_SERVER", "serve")
+	playServer(t, "serve")
 	c, err := MeasureIdle(t.Context(), os.Args[0], t.TempDir(), 3, briefly)
 	must(t, err)
 	if c.Disks != 3 || c.CPUPercent < 0 || c.CPUPercent > 300 {
@@ -206,7 +237,7 @@ func TestIdleDisksAndAttach(t *testing.T) {
 	if took <= 0 {
 		t.Errorf("it took %v", took)
 	}
-	t.Setenv("BENCH_TEST_SERVER", "fail")
+	playServer(t, "fail")
 	if _, err := MeasureIdle(t.Context(), os.Args[0], t.TempDir(), 1, briefly); err == nil {
 		t.Error("a server that ends is idle")
 	}
@@ -217,7 +248,7 @@ func TestIdleDisksAndAttach(t *testing.T) {
 
 // Where the kernel does not let anybody count system calls, our own count stands in, marked.
 func TestSysCallsWithoutTheKernel(t *testing.T) {
-	t.Setenv("BENCH_TEST_SERVER", "serve")
+	playServer(t, "serve")
 	old := sysCallTracepoint
 	sysCallTracepoint = filepath.Join(t.TempDir(), "none")
 	defer func() { sysCallTracepoint = old }()

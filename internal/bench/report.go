@@ -200,6 +200,17 @@ func (c *Comparison) verdicts() (lines []string) {
 			lines = append(lines, fmt.Sprintf("%s: not measured further, %s", c.Rows[i].Subject.Name, why))
 		}
 	}
+	for i := range c.Rows {
+		killed := 0
+		for _, r := range c.Rows[i].Runs {
+			if r.Killed {
+				killed++
+			}
+		}
+		if killed > 0 {
+			lines = append(lines, fmt.Sprintf("%s: did not end at SIGTERM in %d of %d rounds, and was killed", c.Rows[i].Subject.Name, killed, len(c.Rows[i].Runs)))
+		}
+	}
 	return lines
 }
 

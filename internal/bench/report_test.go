@@ -140,6 +140,7 @@ func TestTargetsAreJudged(t *testing.T) {
 	}{
 		{Bound{IOPS, Peer, 1.5}, true, true},
 		{Bound{IOPS, Peer, 2}, true, false}, // 1.93 to 2.05
+		{Bound{IOPS, Peer, 2.02}, false, false},
 		{Bound{IOPS, Peer, 2.5}, false, true},
 		{Bound{CPU, Peer, 0.4}, true, true},
 		{Bound{CPU, Direct, 1}, false, true},
@@ -149,7 +150,7 @@ func TestTargetsAreJudged(t *testing.T) {
 		{Bound{SysCalls, "", 0.01}, false, true},
 	} {
 		o := judge(x.b)
-		if o.Reached != x.reached || o.Sure != x.sure || o.NotHere != "" || o.Lost() == x.reached {
+		if o.Reached != x.reached || o.Sure != x.sure || o.NotHere != "" || o.Lost() != (!x.reached && x.sure) {
 			t.Errorf("%v: %+v", x.b, o)
 		}
 	}

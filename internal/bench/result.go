@@ -29,6 +29,7 @@ type Result struct {
 	SysCalls  float64       // of the server, counted by the kernel; 0: not counted
 	Mallocs   uint64        // of a server in this process, when asked for
 	Limits    Limits
+	Killed    bool // the server did not end when it was asked to
 
 	driverThreads []time.Duration
 

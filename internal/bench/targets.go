@@ -191,8 +191,8 @@ func (t *Target) JudgeValue(m Measure, value float64, how string) (Outcome, bool
 	return Outcome{}, false
 }
 
-// Lost says whether the bound was judged and does not hold.
-func (o *Outcome) Lost() bool { return o.NotHere == "" && !o.Reached && !o.OneOf }
+// Lost says whether the bound does not hold for sure: a machine with too much noise for a verdict is none.
+func (o *Outcome) Lost() bool { return o.NotHere == "" && !o.Reached && o.Sure && !o.OneOf }
 
 // Word is the verdict.
 func (o *Outcome) Word() string {

@@ -121,6 +121,15 @@ func (l *lab) close() error {
 	return errors.Join(errs...)
 }
 
+// notes tell what a reader must know of the laboratory.
+func (l *lab) notes() []string {
+	m, ok := l.Media["disk"]
+	if ok && bench.DeviceOf(m.Path) == "" {
+		return []string{"disk: " + m.Path + " is on no block device: the rows of the disk are not those of a disk (--dir names another place)"}
+	}
+	return nil
+}
+
 // run measures one setup.
 func (l *lab) run(ctx context.Context, s bench.Setup, bounds []bench.Bound, o bench.Options) (*bench.Comparison, error) {
 	e, err := l.Experiment(s, bounds)

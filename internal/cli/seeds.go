@@ -107,7 +107,7 @@ func (f *seedsFlags) run(cmd *cobra.Command, s Streams) (err error) {
 }
 
 func (l *lab) series(ctx context.Context, setups []bench.Setup, o bench.Options) (*bench.Report, error) {
-	r := &bench.Report{Title: "sluice bench seeds", Environment: environment(ctx, l.Peer, l.Fio, l.media)}
+	r := &bench.Report{Title: "sluice bench seeds", Environment: environment(ctx, l.Peer, l.Fio, l.media), Notes: l.notes()}
 	for _, setup := range setups {
 		c, err := l.run(ctx, setup, nil, o)
 		if err != nil {

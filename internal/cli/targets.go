@@ -42,7 +42,7 @@ bound, that is said, and with --rounds auto (the default here) more rounds are
 run until it does not, or there are too many.
 
 --check measures three of the rows, with bounds so wide that noise alone does
-not break them, and fails when one is broken: it guards what was won.`),
+not break them, and fails when one is broken for sure: it guards what was won.`),
 		Example: `  sluice bench targets --dir /mnt/nvme
   sluice bench targets --only null-64,shm-64
   sluice bench targets --check`,
@@ -89,7 +89,9 @@ func (f *targetsFlags) run(cmd *cobra.Command, s Streams) (err error) {
 	if f.quick {
 		f.lab.quick(cmd)
 	}
-	f.lab.wantFio()
+	if !f.check {
+		f.lab.wantFio()
+	}
 	rounds, err := f.lab.report.parse()
 	if err != nil {
 		return &usage{err}
@@ -105,8 +107,9 @@ func (f *targetsFlags) run(cmd *cobra.Command, s Streams) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.close()) }()
-	j := &judging{lab: l, targets: targets, options: f.lab.report.options(s, rounds), shm: f.lab.shm, window: 5 * f.lab.runtime,
-		report: &bench.Report{Title: "sluice bench targets", Environment: environment(ctx, l.Peer, l.Fio, l.media)}}
+	report := &bench.Report{Title: "sluice bench targets", Environment: environment(ctx, l.Peer, l.Fio, l.media), Notes: l.notes()}
+	j := &judging{lab: l, targets: targets, options: f.lab.report.options(s, rounds), shm: f.lab.shm,
+		window: 5 * f.lab.runtime, report: report}
 	if err := j.run(ctx); err != nil {
 		return err
 	}
