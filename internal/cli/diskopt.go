@@ -34,7 +34,8 @@ var diskKeys = []diskKey{
 	{"readonly", "on", "on|off", "offer the disk read-only and open its file read-only", setSwitch(func(d *daemon.DiskConfig) *bool { return &d.ReadOnly })},
 	{"engine", "", "auto|io_uring|linux-aio|threads", "how requests reach the kernel; auto asks the file", setEngine},
 	{"cache", "", "none|writeback|writethrough|unsafe", "none is O_DIRECT, the default where the file allows it; writethrough completes a write when it is durable; unsafe ignores flushes", setCache},
-	{"queues", "", "N", "queues offered to the guest, 1 to 256 (default: one a loop)", setCount(1, daemon.QueuesMax, func(d *daemon.DiskConfig) *int { return &d.Queues })},
+	{"queues", "", "N[@LOOPS][+N@LOOPS...]", "queues offered to the guest, 1 to 256 (default: one a loop), spread over all loops, or over those named: 8@0-1 is eight on loops 0 and 1 in turn, 1@0+4@2-3 the first on loop 0 and four more on loops 2 and 3", setQueues},
+	{"merge", "", "on|off", "whether reads, or writes, that lie side by side and are found in the queue at the same time go to the disk as one (default: on)", setMerge},
 	{"serial", "", "TEXT", "serial number, at most 20 bytes", setSerial},
 	{"logical-block-size", "", "512|1024|2048|4096", "the guest's sector size in bytes", setLogicalBlock},
 	{"discard", "", "unmap|ignore", "whether the guest may give space back (default: unmap)", setDiscard},
@@ -107,7 +108,8 @@ func parseDisk(s string) (daemon.DiskConfig, error) {
 			return d, err
 		}
 	}
-	one := daemon.Config{Disks: []daemon.DiskConfig{d}}
+	// Which loops there are is another flag's to say, and is checked when all are known.
+	one := daemon.Config{Loops: make([]daemon.LoopConfig, daemon.LoopsMax), Disks: []daemon.DiskConfig{d}}
 	return d, one.Validate()
 }
 
@@ -142,6 +144,51 @@ func (k *diskKey) parse(d *daemon.DiskConfig, value string, hasValue bool) error
 		return fmt.Errorf("%s: %w", k.name, err)
 	}
 	return nil
+}
+
+// setQueues reads N, or N@FIRST-LAST and further such groups behind a plus.
+func setQueues(d *daemon.DiskConfig, v string) error {
+	if !strings.Contains(v, "@") && !strings.Contains(v, "+") {
+		n, err := parseCount(v, 1, daemon.QueuesMax)
+		d.Queues = n
+		return err
+	}
+	for _, text := range strings.Split(v, "+") {
+		g, err := parseGroup(text)
+		if err != nil {
+			return err
+		}
+		d.Groups = append(d.Groups, g)
+		d.Queues += g.Queues
+	}
+	return nil
+}
+
+func parseGroup(s string) (g daemon.QueueGroup, err error) {
+	count, loops, ok := strings.Cut(s, "@")
+	if !ok {
+		return g, fmt.Errorf("%q names no loops (want N@LOOP or N@FIRST-LAST, such as 4@0-1)", s)
+	}
+	if g.Queues, err = parseCount(count, 1, daemon.QueuesMax); err != nil {
+		return g, err
+	}
+	first, last, isRange := strings.Cut(loops, "-")
+	if !isRange {
+		last = first
+	}
+	if g.First, err = parseCount(first, 0, daemon.LoopsMax-1); err != nil {
+		return g, fmt.Errorf("loops of %q: %w", s, err)
+	}
+	if g.Last, err = parseCount(last, 0, daemon.LoopsMax-1); err != nil {
+		return g, fmt.Errorf("loops of %q: %w", s, err)
+	}
+	return g, nil
+}
+
+func setMerge(d *daemon.DiskConfig, v string) error {
+	on, err := parseSwitch(v)
+	d.NoMerge = !on
+	return err
 }
 
 func setFormat(d *daemon.DiskConfig, v string) error {
@@ -242,14 +289,6 @@ func setSwitch(field func(*daemon.DiskConfig) *bool) func(*daemon.DiskConfig, st
 	return func(d *daemon.DiskConfig, v string) error {
 		on, err := parseSwitch(v)
 		*field(d) = on
-		return err
-	}
-}
-
-func setCount(least, most int, field func(*daemon.DiskConfig) *int) func(*daemon.DiskConfig, string) error {
-	return func(d *daemon.DiskConfig, v string) error {
-		n, err := parseCount(v, least, most)
-		*field(d) = n
 		return err
 	}
 }

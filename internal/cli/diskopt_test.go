@@ -33,6 +33,9 @@ func TestDiskOptions(t *testing.T) {
 		"d,readonly,lock=shared":                     {Path: "d", ReadOnly: true, Lock: "shared"},
 		"d,lock=off":                                 {Path: "d", Lock: "off"},
 		"d,queues=4,serial=A,,B C":                   {Path: "d", Queues: 4, Serial: "A,B C"},
+		"d,queues=8@0-1":                             {Path: "d", Queues: 8, Groups: []daemon.QueueGroup{{Queues: 8, First: 0, Last: 1}}},
+		"d,queues=1@0+4@2-3,merge=off":               {Path: "d", Queues: 5, NoMerge: true, Groups: []daemon.QueueGroup{{Queues: 1}, {Queues: 4, First: 2, Last: 3}}},
+		"d,merge=on":                                 {Path: "d"},
 		"d,serial=12345678901234567890":              {Path: "d", Serial: "12345678901234567890"},
 		"d,logical-block-size=4K":                    {Path: "d", LogicalBlock: 4096},
 		"driver=mem,size=1G":                         {Driver: "mem", Size: 1 << 30},
@@ -73,6 +76,16 @@ func TestDiskOptionsThatMakeNoSense(t *testing.T) {
 		"d,queues=257":                      "from 1 to 256",
 		"d,queues=-1":                       "from 1 to 256",
 		"d,queues=99999999999999999999":     "from 1 to 256",
+		"d,queues=4@":                       "not a number from 0 to 255",
+		"d,queues=@1":                       "from 1 to 256",
+		"d,queues=4@1-":                     "not a number from 0 to 255",
+		"d,queues=4@256":                    "not a number from 0 to 255",
+		"d,queues=4@2-1":                    "loops 2-1 are no range",
+		"d,queues=2@0-2":                    "2 queues cannot use the 3 loops 0-2",
+		"d,queues=4@0+4":                    `"4" names no loops`,
+		"d,queues=4@0+":                     `"" names no loops`,
+		"d,queues=200@0+57@1":               "queues is 257",
+		"d,merge=maybe":                     "neither on nor off",
 		"d,serial=123456789012345678901":    "21 bytes, a guest can read 20",
 		"d,logical-block-size=513":          "not 512, 1024, 2048 or 4096",
 		"d,discard=on":                      "want unmap or ignore",
@@ -118,7 +131,7 @@ func TestHelpListsEveryDiskKey(t *testing.T) {
 
 func FuzzParseDisk(f *testing.F) {
 	for _, s := range []string{
-		"", "disk.raw", "a,,b,readonly", "driver=mem,size=1G", "path=a,size=1.5G,offset=4K,format=probe", "d,queues=4,serial=x,,y",
+		"", "disk.raw", "a,,b,readonly", "driver=mem,size=1G", "path=a,size=1.5G,offset=4K,format=probe", "d,queues=4,serial=x,,y", "d,queues=1@0+4@2-3,merge=off",
 		"d,cache=none,engine=io_uring,discard=ignore,logical-block-size=4096", "driver=null,size=8E", "d,=,", ",,,", "d,fault=read error=EIO # a,,b",
 	} {
 		f.Add(s)

@@ -31,7 +31,13 @@ func writeDisk(d daemon.DiskConfig) string {
 	add(d.Latency != 0, "latency", d.Latency)
 	add(d.Fault != "", "fault", d.Fault)
 	add(d.Serial != "", "serial", d.Serial)
-	add(d.Queues != 0, "queues", d.Queues)
+	var groups []string
+	for _, g := range d.Groups {
+		groups = append(groups, fmt.Sprintf("%d@%d-%d", g.Queues, g.First, g.Last))
+	}
+	add(d.Queues != 0 && d.Groups == nil, "queues", d.Queues)
+	add(d.Groups != nil, "queues", strings.Join(groups, "+"))
+	add(d.NoMerge, "merge", "off")
 	add(d.LogicalBlock != 0, "logical-block-size", d.LogicalBlock)
 	return strings.Join(items, ",")
 }

@@ -56,6 +56,10 @@ const serveExamples = `  # one disk, one virtual machine
     --disk /dev/vg/data,queues=4,serial=DATA --vhost-user /run/data.sock \
     --disk iso.raw,readonly --vhost-user /run/iso.sock
 
+  # the first queue on loop 0, which other disks may keep busy, four more on
+  # loops 1 and 2
+  sluice serve --loops 3 --disk disk.raw,queues=1@0+4@1-2 --vhost-user /run/disk.sock
+
   # a disk without storage behind it, for measuring
   sluice serve --disk driver=null,size=1T --vhost-user /run/null.sock`
 

@@ -73,6 +73,10 @@ type DiskConfig struct {
 
 	// Loop is the index of the one loop that serves this disk. Nil spreads its queues over all loops.
 	Loop *int
+	// Groups give the queues, in their order, to certain loops, and add up to Queues. Nil does as Loop says.
+	Groups []QueueGroup
+	// NoMerge sends requests that lie side by side to the disk one by one.
+	NoMerge bool
 
 	Exports []ExportConfig
 }
@@ -144,12 +148,11 @@ func (c *DiskConfig) validate(loops int) error {
 	switch {
 	case len(c.Serial) > SerialMax:
 		return fmt.Errorf("serial %q has %d bytes, a guest can read %d", c.Serial, len(c.Serial), SerialMax)
-	case c.Queues < 0 || c.Queues > QueuesMax:
-		return fmt.Errorf("queues is %d (want 1 to %d)", c.Queues, QueuesMax)
 	case c.Coalesce < 0 || c.Coalesce > CoalesceMax:
 		return fmt.Errorf("coalesce is %v (want 0 to %v)", c.Coalesce, CoalesceMax)
-	case c.Loop != nil && (*c.Loop < 0 || *c.Loop >= loops):
-		return fmt.Errorf("loop %d does not exist (there are %d, counted from 0)", *c.Loop, loops)
+	}
+	if err := c.validateQueues(loops); err != nil {
+		return err
 	}
 	switch c.LogicalBlock {
 	case 0, 512, 1024, 2048, 4096:

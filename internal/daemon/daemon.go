@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/sluice-blk/sluice/aio"
 )
 
 // Daemon serves the disks of one configuration. New, Start and Stop are called in this order, once each; everything else
@@ -144,18 +146,22 @@ func (d *Daemon) startDisk(ctx context.Context, c *DiskConfig) error {
 	if err := d.step(ctx, "open disk "+c.Name()); err != nil {
 		return err
 	}
-	loops := d.loops.All()
-	if c.Loop != nil {
-		loops = loops[*c.Loop : *c.Loop+1]
+	all := d.loops.All()
+	used, loopOf := c.place(len(all))
+	loops := make([]*aio.Loop, len(used))
+	for i, l := range used {
+		loops[i] = all[l]
 	}
 	disk, err := OpenDisk(ctx, c, loops)
 	if err != nil {
 		return err
 	}
+	disk.loopOf = loopOf
 	d.disks = append(d.disks, disk)
 	d.undo = append(d.undo, func() error { return disk.Close(context.Background()) })
 	disk.describe(d.log)
 	disk.warn(d.log)
+	d.log.Info("queues are placed", "disk", disk.Name(), "queues", len(loopOf), "where", c.placement(len(all)), "merge", !c.NoMerge)
 	for i := range c.Exports {
 		if err := d.startExport(ctx, disk, &c.Exports[i]); err != nil {
 			return err

@@ -23,6 +23,7 @@ type Disk struct {
 	config DiskConfig
 	handle *block.Handle
 	loops  []*aio.Loop
+	loopOf []int                // for each queue of the configuration the index of its loop; nil: in turn
 	faces  []*block.HandleQueue // held open so that a disk which no loop can serve is found out at once
 }
 
@@ -95,12 +96,15 @@ func (d *Disk) Faces() []*block.HandleQueue { return d.faces }
 type DeviceOptions struct {
 	Serial string // at most SerialMax bytes
 	Queues int    // at most QueuesMax; 0: one a loop
+
+	loopOf []int // for each queue the index of its loop; nil: in turn
 }
 
 // newDevice makes a virtio-blk device of the disk.
 func (d *Disk) newDevice(o *DeviceOptions, log *slog.Logger) (*vhostblk.Device, error) {
 	return vhostblk.New(d.handle, &vhostblk.Options{
-		Serial: o.Serial, Queues: o.Queues, Loops: d.loops, LogicalBlock: d.config.LogicalBlock, Coalesce: d.config.Coalesce,
+		Serial: o.Serial, Queues: o.Queues, Loops: d.loops, LoopOf: o.loopOf, LogicalBlock: d.config.LogicalBlock,
+		NoMerge: d.config.NoMerge, Coalesce: d.config.Coalesce,
 		OnBroken: func(queue int, err error) {
 			log.Error("queue stopped: it can no longer be trusted, the others go on", "queue", queue, "err", err)
 		},

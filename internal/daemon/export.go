@@ -23,7 +23,7 @@ type export struct {
 
 func (e *export) makeDevice() (err error) {
 	c := &e.disk.config
-	e.device, err = e.disk.newDevice(&DeviceOptions{Serial: c.Serial, Queues: c.Queues}, e.log)
+	e.device, err = e.disk.newDevice(&DeviceOptions{Serial: c.Serial, Queues: len(e.disk.loopOf), loopOf: e.disk.loopOf}, e.log)
 	return err
 }
 

@@ -23,7 +23,8 @@ const MaxQueues = 256
 type Options struct {
 	Serial       string      // what GET_ID answers, at most virtioblk.IDBytes bytes
 	Queues       int         // virtqueues offered; 0: one a loop
-	Loops        []*aio.Loop // queue i runs on Loops[i % len(Loops)]; they must be running
+	Loops        []*aio.Loop // they must be running
+	LoopOf       []int       // queue i runs on Loops[LoopOf[i]]; nil: on Loops[i % len(Loops)]
 	LogicalBlock int         // bytes, a power of two from 512; 0: what the handle prefers
 	NoMerge      bool        // send requests that lie side by side one by one
 	// Coalesce is for how long at most a notification waits for more completions to share it; 0: not at all.
@@ -67,6 +68,9 @@ func New(h *block.Handle, o *Options) (*Device, error) {
 	if d.opts.Queues < 1 || d.opts.Queues > MaxQueues {
 		return nil, fmt.Errorf("make virtio-blk device: %d queues (want 1 to %d)", d.opts.Queues, MaxQueues)
 	}
+	if err := d.checkLoops(); err != nil {
+		return nil, err
+	}
 	if len(d.opts.Serial) > virtioblk.IDBytes {
 		return nil, fmt.Errorf("make virtio-blk device: serial %q is longer than %d bytes", d.opts.Serial, virtioblk.IDBytes)
 	}
@@ -88,6 +92,30 @@ func New(h *block.Handle, o *Options) (*Device, error) {
 		d.bells = append(d.bells, newRinger())
 	}
 	return d, nil
+}
+
+// checkLoops checks where the queues are to run.
+func (d *Device) checkLoops() error {
+	if d.opts.LoopOf == nil {
+		return nil
+	}
+	if n := len(d.opts.LoopOf); n != d.opts.Queues {
+		return fmt.Errorf("make virtio-blk device: %d queues are given a loop, there are %d", n, d.opts.Queues)
+	}
+	for i, at := range d.opts.LoopOf {
+		if at < 0 || at >= len(d.opts.Loops) {
+			return fmt.Errorf("make virtio-blk device: queue %d is given loop %d of %d", i, at, len(d.opts.Loops))
+		}
+	}
+	return nil
+}
+
+// loopOf tells on which of the device's loops a queue runs.
+func (d *Device) loopOf(index int) int {
+	if d.opts.LoopOf == nil {
+		return index % len(d.opts.Loops)
+	}
+	return d.opts.LoopOf[index]
 }
 
 func (d *Device) faceOn(l *aio.Loop) (face *block.HandleQueue, err error) {
@@ -261,7 +289,7 @@ func (d *Device) StartQueue(v vhostuser.Vring) error {
 	if d.queues[v.Index] != nil {
 		return fmt.Errorf("start queue %d: it runs already", v.Index)
 	}
-	at := v.Index % len(d.opts.Loops)
+	at := d.loopOf(v.Index)
 	d.makeRecord(v.Index)
 	q, err := newQueue(d, v, at)
 	if err != nil {
