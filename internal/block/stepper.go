@@ -43,8 +43,8 @@ type stepper struct {
 	untracked  bool // counted in the queue
 	entry      blockEntry
 	piece      []byte
-	next       *stepper // free list, or those who wait for a piece
-	iov        [stepSegments]IOVec
+	next       *stepper             // free list, or those who wait for a piece
+	iov        *[stepSegments]IOVec // in the pool's memory: what it points to is kept alive by mem
 }
 
 // stage is what the child in flight does.
@@ -337,7 +337,6 @@ func (s *stepper) finish(err error) {
 		q.givePiece(s)
 	}
 	s.parent, s.mem, s.child.Mem = nil, nil, nil
-	clear(s.iov[:])
 	q.giveStepper(s)
 	if err != nil {
 		q.count.Errors++

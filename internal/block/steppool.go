@@ -4,6 +4,7 @@ package block
 
 import (
 	"fmt"
+	"unsafe"
 
 	"github.com/sluice-blk/sluice/internal/sys"
 )
@@ -28,7 +29,7 @@ type stepPool struct {
 	steppers []stepper
 	free     *stepper // linked by next
 
-	memory     []byte // the mapping: zeros first, then the pieces
+	memory     []byte // the mapping: zeros first, then the pieces, then the steppers' segments
 	zeros      []byte
 	pieceSize  int
 	pieces     [][]byte // those that are free
@@ -46,9 +47,11 @@ func (p *stepPool) init(q *HandleQueue) error {
 	if align > sys.PageSize() {
 		slack = align
 	}
-	memory, err := sys.MmapAnon(slack + zeros + bounceCount*p.pieceSize)
+	const segments = int(unsafe.Sizeof([stepSegments]IOVec{}))
+	length := slack + zeros + bounceCount*p.pieceSize + maxSteppers*segments
+	memory, err := sys.MmapAnon(length)
 	if err != nil {
-		return fmt.Errorf("map %d bytes of bounce memory: %w", slack+zeros+bounceCount*p.pieceSize, err)
+		return fmt.Errorf("map %d bytes of bounce memory: %w", length, err)
 	}
 	p.memory = memory
 	rest := memory[alignUp(memory, align):]
@@ -62,6 +65,8 @@ func (p *stepPool) init(q *HandleQueue) error {
 		s := &p.steppers[i]
 		s.q, s.child.Done, s.advanceFn = q, s, s.advance
 		s.entry.s = s
+		// SAFETY: so much of the mapping is left, and pieces are whole multiples of an IOVec's alignment.
+		s.iov = (*[stepSegments]IOVec)(unsafe.Pointer(&rest[i*segments]))
 		s.next, p.free = p.free, s
 	}
 	return nil

@@ -22,7 +22,10 @@ type guest struct {
 	kick   int
 }
 
-func newGuest(socket string) (g *guest, err error) {
+func newGuest(socket string) (*guest, error) { return newGuestWith(socket, 16) }
+
+// newGuestWith is newGuest with so many descriptors in its queue.
+func newGuestWith(socket string, size int) (g *guest, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	g = &guest{kick: -1}
@@ -40,7 +43,7 @@ func newGuest(socket string) (g *guest, err error) {
 	if g.mem, err = virtqtest.NewMemory(0, 1<<20); err != nil {
 		return g, err
 	}
-	if g.driver, err = virtqtest.NewDriver(g.mem, virtqtest.DriverConfig{Size: 16, EventIdx: true}); err != nil {
+	if g.driver, err = virtqtest.NewDriver(g.mem, virtqtest.DriverConfig{Size: uint16(size), EventIdx: true}); err != nil {
 		return g, err
 	}
 	if g.kick, err = sys.Eventfd(0, sys.EFD_CLOEXEC|sys.EFD_NONBLOCK); err != nil {
@@ -50,7 +53,7 @@ func newGuest(socket string) (g *guest, err error) {
 		return g, err
 	}
 	desc, avail, used := g.driver.Addrs()
-	return g, g.front.SetVring(vhosttest.Vring{Size: 16, Desc: desc, Avail: avail, Used: used, Kick: g.kick, Call: -1, Err: -1})
+	return g, g.front.SetVring(vhosttest.Vring{Size: size, Desc: desc, Avail: avail, Used: used, Kick: g.kick, Call: -1, Err: -1})
 }
 
 // readAndForget offers a read of one sector.

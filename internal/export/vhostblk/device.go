@@ -329,11 +329,28 @@ func (d *Device) StopQueue(index int) (lastAvail uint16, err error) {
 	return lastAvail, nil
 }
 
-// SetMem moves every running queue to a new memory table. A queue whose rings are not in it is stopped as broken.
+// SetMem moves every running queue to a new memory table. A queue whose rings are not in it is stopped as broken. Each
+// loop is asked once, since a guest may have many queues.
 func (d *Device) SetMem(m *guestmem.Map) error {
 	var errs []error
-	for _, q := range d.running() {
-		errs = append(errs, q.loop.Call(context.Background(), func() error { return q.setMem(m) }))
+	running := d.running()
+	for _, l := range d.opts.Loops {
+		var mine []*queue
+		for _, q := range running {
+			if q.loop == l {
+				mine = append(mine, q)
+			}
+		}
+		if len(mine) == 0 {
+			continue
+		}
+		errs = append(errs, l.Call(context.Background(), func() error {
+			var errs []error
+			for _, q := range mine {
+				errs = append(errs, q.setMem(m))
+			}
+			return errors.Join(errs...)
+		}))
 	}
 	return errors.Join(errs...)
 }
