@@ -72,9 +72,10 @@ type Loop struct {
 	ready       []*Watch
 	cqes        []userCQE
 	ends        turnEnds
-	window      int64     // for how long the next wait polls first
+	windows     windows   // for how long waits poll first
 	hooks       *PollHook // what the loop looks for by itself
 	looking     *PollHook // those of them that a turn has not come to yet
+	vain        int64     // nanoseconds that the wait under way has polled for nothing
 	credit      int64     // nanoseconds that polling may still take
 	polledAt    int64     // when credit was counted
 	failure     error     // the poller's, ends the loop

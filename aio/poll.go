@@ -34,7 +34,7 @@ func (l *Loop) Attend(h *PollHook) bool {
 	if h.attended {
 		return true
 	}
-	if l.window == 0 || l.tid.Load() == 0 {
+	if l.windows == (windows{}) || l.tid.Load() == 0 {
 		return false
 	}
 	h.attended, h.next = true, l.hooks
@@ -109,13 +109,33 @@ const (
 	pollBurst = 1_000_000
 )
 
+// windows are for how long a wait polls first. There are two, since there are two things to wait for, which take
+// different times: a device that is slower than polling lasts must not keep the loop from meeting a guest that is not.
+type windows struct {
+	device int64 // while requests are in flight
+	guest  int64 // while none is
+}
+
+// window is the one that the next wait goes by.
+func (l *Loop) window() *int64 {
+	if l.carried() > 0 {
+		return &l.windows.device
+	}
+	return &l.windows.guest
+}
+
 // poll looks for work without sleeping, for the length of the window at most and as long as the budget lasts. It tells
 // whether it found any.
 func (l *Loop) poll(timeout int64) bool {
+	l.vain = 0
+	window := *l.window()
+	if window == 0 {
+		return false
+	}
 	began := nanotime()
 	l.credit = min(l.credit+(began-l.polledAt)/pollShare, pollBurst)
 	l.polledAt = began
-	allowed := min(l.window, l.credit)
+	allowed := min(window, l.credit)
 	if timeout > 0 {
 		allowed = min(allowed, timeout)
 	}
@@ -134,11 +154,13 @@ func (l *Loop) poll(timeout int64) bool {
 	l.counters.PollNanos += uint64(now - began)
 	if found {
 		l.counters.PollHits++
+	} else {
+		l.vain = now - began
 	}
 	return found
 }
 
-// sleep waits, and moves the polling window: towards PollMax when the event came soon enough that polling would have met
+// sleep waits, and moves the polling window by the length of the whole wait: towards PollMax when the event came soon enough that polling would have met
 // it, to nothing when it did not.
 func (l *Loop) sleep(timeout int64) {
 	l.counters.Sleeps++
@@ -147,12 +169,14 @@ func (l *Loop) sleep(timeout int64) {
 		l.note(l.poller.wait(timeout))
 		return
 	}
-	began := nanotime()
+	window := l.window() // of what was waited for, whatever came
+	began := nanotime() - l.vain
+	l.vain = 0
 	l.note(l.poller.wait(timeout))
 	switch slept := nanotime() - began; {
 	case slept > limit:
-		l.window = 0
-	case slept > l.window:
-		l.window = min(max(2*l.window, windowMin), limit)
+		*window = 0
+	case slept > *window:
+		*window = min(max(2**window, windowMin), limit)
 	}
 }

@@ -51,13 +51,16 @@ func (m *mailbox) Arm() bool {
 
 func (m *mailbox) attend() { m.armed = !m.loop.Attend(&m.hook) }
 
+func both(window int64) windows { return windows{device: window, guest: window} }
+
 // pollingLoop is a loop that this goroutine drives, with a window.
 func pollingLoop(t *testing.T, o LoopOptions, window time.Duration) *Loop {
 	t.Helper()
+	o.PollMax = max(window, 1)
 	l, _, _ := diaryLoop(t, o)
 	l.tid.Store(int64(sys.Gettid()))
 	t.Cleanup(func() { l.tid.Store(0) })
-	l.window = int64(window)
+	l.windows = both(int64(window))
 	l.polledAt = nanotime()
 	return l
 }
@@ -69,7 +72,7 @@ func TestHookIsAttendedWhileTheLoopPolls(t *testing.T) {
 		if m.attend(); !m.armed || l.hooks != nil {
 			t.Fatal("a loop that does not poll attends")
 		}
-		l.window, l.credit = int64(time.Hour), int64(time.Hour) // it looks until it finds
+		l.windows, l.credit = both(int64(time.Hour)), int64(time.Hour) // it looks until it finds
 		if m.attend(); m.armed {
 			t.Fatal("a loop that polls does not attend")
 		}
@@ -108,7 +111,7 @@ func TestHookIsArmedBeforeASleep(t *testing.T) {
 			t.Errorf("armed %v, %d times, %+v", m.armed, m.arms, l.counters)
 		}
 		// What comes in while the other side is told keeps the loop from its sleep.
-		l.window = 10_000
+		l.windows = both(10_000)
 		m.attend()
 		m.late = true
 		l.turn(int64(time.Microsecond))
@@ -166,7 +169,7 @@ func TestPollingKeepsToItsBudget(t *testing.T) {
 		}
 		l.polledAt = nanotime() - int64(time.Hour)
 		l.credit = 0
-		l.window = windowMin
+		l.windows = both(windowMin)
 		l.poll(-1)
 		if l.credit > pollBurst {
 			t.Errorf("credit %d is more than a burst", l.credit)

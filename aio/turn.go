@@ -105,7 +105,7 @@ func (l *Loop) wait(limit int64) {
 	if timeout != 0 && l.now-l.yieldedAt >= yieldAfter && l.counters.Turns-l.yieldedTurn >= yieldTurns {
 		l.yield()
 	}
-	if timeout != 0 && l.window > 0 && l.poll(timeout) {
+	if timeout != 0 && l.opts.PollMax > 0 && l.poll(timeout) {
 		l.awake()
 		return
 	}
