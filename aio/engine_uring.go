@@ -106,7 +106,7 @@ func (e *uringEngine) prepare(sqe *uring.SQE, r *Request) {
 	case stepRead:
 		v := advance(e.one[:0], r.Mem, r.moved)
 		if off += uint64(r.moved); len(v) == 1 {
-			sqe.PrepRead(fd, bounded(v[0]).Bytes(), off)
+			e.prepRead(sqe, r.file, bounded(v[0]), off)
 		} else {
 			sqe.PrepReadv(fd, v, off, 0)
 		}
@@ -130,7 +130,7 @@ func (e *uringEngine) prepareWrite(sqe *uring.SQE, r *Request, rwFlags uint32) {
 		sqe.PrepWritev(r.file.fd, v, off, rwFlags)
 		return
 	}
-	sqe.PrepWrite(r.file.fd, bounded(v[0]).Bytes(), off)
+	e.prepWrite(sqe, r.file, bounded(v[0]), off)
 	sqe.OpFlags = rwFlags
 }
 

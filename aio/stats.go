@@ -24,6 +24,7 @@ type Counters struct {
 type Stats struct {
 	Counters
 	Poller  PollerKind
+	Pins    PinCounters
 	Engines [len(engineNames)]EngineCounters // by EngineKind; zeros for those that the loop has not used
 }
 
@@ -63,6 +64,9 @@ func (l *Loop) atRest() (s Stats, ok bool) {
 
 func (l *Loop) snapshot() Stats {
 	s := Stats{Counters: l.counters, Poller: l.poller.kind(), Engines: l.enginesGone}
+	if l.pins != nil {
+		s.Pins = l.pins.count
+	}
 	for i, e := range l.engines {
 		if e != nil {
 			s.Engines[i] = *e.counters()

@@ -88,6 +88,9 @@ func (l *Loop) work() {
 	l.runDone()
 	l.runEnds()
 	l.flushEngines()
+	if l.pins != nil && l.pins.places {
+		l.pins.work()
+	}
 	l.inTurn = false
 }
 

@@ -23,6 +23,7 @@ type loopFlags struct {
 	poller  string
 	batch   string
 	pollMax time.Duration
+	fixed   string
 }
 
 func (f *loopFlags) add(set *pflag.FlagSet) {
@@ -33,6 +34,7 @@ func (f *loopFlags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.poller, "poller", "auto", "how the loops wait: auto, io_uring, epoll or poll")
 	set.StringVar(&f.batch, "batch", "on", "on hands to the kernel what a turn brought at once; off does so one by one, for measuring")
 	set.DurationVar(&f.pollMax, "poll-max", 0, "longest time that a loop polls before it sleeps (such as 50us); 0 never polls")
+	set.StringVar(&f.fixed, "fixed-buffers", "off", "on pins the guest memory that direct io_uring requests use, which they then cost less; the front-end must not take memory from the guest meanwhile (balloon, free page reporting)")
 }
 
 // configs makes one configuration a loop, or a usage error.
@@ -51,13 +53,17 @@ func (f *loopFlags) configs() ([]daemon.LoopConfig, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--batch: %w", err)
 	}
+	fixed, err := parseSwitch(f.fixed)
+	if err != nil {
+		return nil, fmt.Errorf("--fixed-buffers: %w", err)
+	}
 	cpus, err := f.cpus()
 	if err != nil {
 		return nil, fmt.Errorf("--pin: %w", err)
 	}
 	loops := make([]daemon.LoopConfig, f.count)
 	for i := range loops {
-		loops[i] = daemon.LoopConfig{Poller: poller, Unbatched: !batch, PollMax: f.pollMax}
+		loops[i] = daemon.LoopConfig{Poller: poller, Unbatched: !batch, PollMax: f.pollMax, FixedBuffers: fixed}
 		if len(cpus) > 0 {
 			loops[i].Pin, loops[i].CPU = true, cpus[i%len(cpus)]
 		}

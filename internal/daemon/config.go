@@ -29,6 +29,8 @@ type LoopConfig struct {
 	Pin       bool           // run on CPU alone
 	CPU       int            // the CPU's number; read when Pin is set
 	PollMax   time.Duration  // longest time that the loop polls before it sleeps; 0 is none
+	// FixedBuffers pins guest memory where direct requests use it; see aio.LoopOptions.
+	FixedBuffers bool
 }
 
 // Limits of a configuration. They bound what one command line can ask for, not what the machine can do.

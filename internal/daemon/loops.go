@@ -28,7 +28,8 @@ func StartLoops(ctx context.Context, configs []LoopConfig) (*Loops, error) {
 	for i, c := range configs {
 		l, err := aio.NewLoop(&aio.LoopOptions{
 			Poller: c.Poller, Unbatched: c.Unbatched, Pin: c.Pin, CPU: c.CPU, PollMax: c.PollMax,
-			Name: fmt.Sprintf("loop %d", i),
+			FixedBuffers: c.FixedBuffers,
+			Name:         fmt.Sprintf("loop %d", i),
 		})
 		if err != nil {
 			for _, made := range list[:i] {

@@ -99,8 +99,12 @@ func (d *Daemon) report() {
 			sum.Requests += l.Engines[k].Requests
 			sum.Submissions += l.Engines[k].Submissions
 		}
-		d.log.Info("loop served", "loop", i, "poller", l.Poller.String(), "turns", l.Turns, "syscalls", l.SysCalls,
-			"submitted", sum.Requests, "submissions", sum.Submissions)
+		attrs := []any{"loop", i, "poller", l.Poller.String(), "turns", l.Turns, "syscalls", l.SysCalls,
+			"submitted", sum.Requests, "submissions", sum.Submissions}
+		if l.Pins != (aio.PinCounters{}) {
+			attrs = append(attrs, "fixed_buffers", l.Pins.Fixed, "refused", l.Pins.Refused)
+		}
+		d.log.Info("loop served", attrs...)
 	}
 }
 

@@ -76,8 +76,19 @@ type queue struct {
 // memory counts who still uses a table that may have been replaced: its last request gives it back.
 type memory struct {
 	m       *guestmem.Map
-	users   int // slots whose segments lie in m
+	regions []sys.IOVec // the whole of m, for the loop
+	users   int         // slots whose segments lie in m
 	retired bool
+}
+
+func newMemory(m *guestmem.Map) *memory {
+	mem := &memory{m: m}
+	for _, r := range m.Regions() {
+		if b, err := m.Slice(r.GuestAddr, r.Size); err == nil { // it is what the map says it has
+			mem.regions = append(mem.regions, sys.IOVecOf(b))
+		}
+	}
+	return mem
 }
 
 func (m *memory) drop() {
@@ -108,7 +119,7 @@ func newQueue(d *Device, v vhostuser.Vring, at int) (*queue, error) {
 	q := &queue{
 		record: d.records[v.Index], stats: &d.records[v.Index].QueueStats,
 		dev: d, index: v.Index, loop: d.opts.Loops[at], face: d.faces[at], vq: vq, vring: v,
-		call: call, bell: d.bells[at], calls: coalescer{bound: d.opts.Coalesce}, mem: &memory{m: v.Mem}, stopped: make(chan struct{}),
+		call: call, bell: d.bells[at], calls: coalescer{bound: d.opts.Coalesce}, mem: newMemory(v.Mem), stopped: make(chan struct{}),
 	}
 	q.end.H, q.hook.H = q, q
 	q.next.Done = (*nextTurn)(q)
@@ -154,6 +165,7 @@ func (q *queue) start() error {
 		return fmt.Errorf("watch the kick descriptor: %w", err)
 	}
 	q.kick = w
+	q.loop.RegisterMemory(q.mem.regions)
 	q.run()
 	return nil
 }
@@ -176,6 +188,7 @@ func (q *queue) closeKick() {
 func (q *queue) finishStop() {
 	if q.stopping && q.inflight == 0 && q.done.head == nil && !q.held && !q.waiting {
 		q.stopping = false
+		q.loop.UnregisterMemory(q.mem.regions)
 		close(q.stopped)
 	}
 }
@@ -183,7 +196,9 @@ func (q *queue) finishStop() {
 func (q *queue) setMem(m *guestmem.Map) error {
 	m.Retain()
 	old := q.mem
-	q.mem = &memory{m: m}
+	q.mem = newMemory(m)
+	q.loop.RegisterMemory(q.mem.regions)
+	q.loop.UnregisterMemory(old.regions)
 	old.retired = true
 	if old.users == 0 {
 		old.m.Release()
