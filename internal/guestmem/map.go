@@ -214,6 +214,33 @@ func (m *Map) piece(guestAddr uint64, length uint32) (sys.IOVec, bool) {
 	return sys.IOVec{Base: (*byte)(unsafe.Add(r.base, at)), Len: uint64(length)}, true
 }
 
+// Window is one region of a Map, for whoever asks for many pieces that mostly lie in the same one. The zero Window holds
+// nothing. It is good for as long as a reference to the Map is held, and not safe for concurrent use.
+type Window struct {
+	start, size uint64
+	base        unsafe.Pointer
+}
+
+// Piece is the memory as one segment, if the window has it all. It is small enough to be inlined.
+func (w *Window) Piece(guestAddr uint64, length uint32) (v sys.IOVec, ok bool) {
+	// An address below the window wraps to a difference that is larger than its size.
+	at := guestAddr - w.start
+	if at >= w.size || uint64(length) > w.size-at {
+		return v, false
+	}
+	// SAFETY: at < size, so the pointer is inside the mapping, and the length was checked.
+	return sys.IOVec{Base: (*byte)(unsafe.Add(w.base, at)), Len: uint64(length)}, true
+}
+
+// Window is the region that holds the byte at guestAddr, or a window of nothing.
+// Safe for concurrent use, by those who hold a reference.
+func (m *Map) Window(guestAddr uint64) Window {
+	if r := m.find(guestAddr); r != nil {
+		return Window{start: r.GuestAddr, size: r.Size, base: r.base}
+	}
+	return Window{}
+}
+
 // across appends a segment for each region that the bytes touch.
 func (m *Map) across(dst []sys.IOVec, guestAddr, length uint64, grow bool) ([]sys.IOVec, error) {
 	before := len(dst)

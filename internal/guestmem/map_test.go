@@ -236,6 +236,9 @@ func TestSegmentsFollowGuestContiguousRegions(t *testing.T) {
 		guestmem.Region{GuestAddr: math.MaxUint64 - page + 1, Size: page, UserAddr: 0x50000000, Offset: 3 * page, FD: fd},
 	)
 	defer m.Release()
+	if w := m.Window(3 * page); w != (guestmem.Window{}) {
+		t.Errorf("a window in the gap: %+v", w)
+	}
 	for _, c := range []struct {
 		name   string
 		addr   uint64
@@ -447,6 +450,17 @@ func FuzzLookup(f *testing.F) {
 		for _, a := range []uint64{addr, addr % (next + 16)} {
 			if _, err := m.Slice(a, length); (err == nil) != inside(a, length) {
 				t.Errorf("Slice(%#x, %#x): %v", a, length, err)
+			}
+			w := m.Window(a)
+			if v, ok := w.Piece(a, short); ok != inside(a, uint64(short)) {
+				t.Errorf("Piece(%#x, %#x): %v", a, short, ok)
+			} else if b, err := m.Slice(a, uint64(short)); ok && (err != nil || sys.IOVecOf(b) != v) {
+				t.Errorf("Piece(%#x, %#x) is not what Slice gives", a, short)
+			}
+			if v, ok := w.Piece(addr^length, short); ok {
+				if b, err := m.Slice(addr^length, uint64(short)); err != nil || sys.IOVecOf(b) != v {
+					t.Errorf("Piece(%#x, %#x) of a window at %#x: not in memory", addr^length, short, a)
+				}
 			}
 			list, err := m.AppendIOVec(nil, a, short)
 			if err != nil {

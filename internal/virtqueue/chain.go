@@ -61,6 +61,7 @@ func (c *Chain) SetStorage(s []sys.IOVec) {
 // walker is the state of a walk along a chain's descriptors.
 type walker struct {
 	mem       *guestmem.Map
+	window    *guestmem.Window
 	segs      []sys.IOVec // as many as its capacity allows
 	readable  int         // segments that were found before the first writable one
 	writable  bool        // a writable descriptor was found
@@ -74,7 +75,7 @@ type walker struct {
 // walk follows the chain from head and fills c. It returns a reason when the structure is broken, "" otherwise.
 // It looks at no more than the queue's and one indirect table's descriptors.
 func (q *Queue) walk(c *Chain, head uint16) string {
-	w := walker{mem: q.mem, segs: c.storage[:0:min(q.maxSegments, cap(c.storage))]}
+	w := walker{mem: q.mem, window: &q.window, segs: c.storage[:0:min(q.maxSegments, cap(c.storage))]}
 	table, size := q.ring.desc, uint32(q.ring.size)
 	for i, left, indirect := uint32(head), size, false; ; {
 		d := readDesc(table, i)
@@ -147,6 +148,16 @@ func (w *walker) add(d *Desc) {
 	if w.err != nil {
 		return
 	}
+	if v, ok := w.window.Piece(d.Addr, d.Len); ok && len(w.segs) < cap(w.segs) {
+		w.segs = append(w.segs, v)
+		return
+	}
+	w.elsewhere(d)
+}
+
+// elsewhere is add for a buffer that is not in the window, which moves there: a guest's buffers mostly lie in one region.
+func (w *walker) elsewhere(d *Desc) {
+	*w.window = w.mem.Window(d.Addr)
 	segs, err := w.mem.PutIOVec(w.segs, d.Addr, d.Len)
 	switch {
 	case err == nil:

@@ -31,6 +31,7 @@ type Config struct {
 type Queue struct {
 	ring        ring
 	mem         *guestmem.Map
+	window      guestmem.Window // of mem: where the last buffer was found
 	eventIdx    bool
 	indirect    bool
 	maxSegments int
@@ -84,7 +85,7 @@ func (q *Queue) Close() {
 		return
 	}
 	q.mem.Release()
-	q.mem = nil
+	q.mem, q.window = nil, guestmem.Window{}
 	q.ring = ring{}
 	q.broken = &BrokenError{Queue: q.conf.Index, Reason: "closed"}
 }
@@ -100,7 +101,7 @@ func (q *Queue) SetMem(m *guestmem.Map) error {
 	}
 	m.Retain()
 	q.mem.Release()
-	q.ring, q.mem = r, m
+	q.ring, q.mem, q.window = r, m, guestmem.Window{}
 	return nil
 }
 

@@ -58,7 +58,7 @@ func benchTurn(b *testing.B, node block.Node) {
 	need(err)
 	info := h.Info()
 	d := &Device{handle: h, info: info, capacity: uint64(info.Size) / virtioblk.SectorSize, opts: Options{Loops: []*aio.Loop{l}},
-		faces: []*block.HandleQueue{face}, bells: []*ringer{newRinger()}}
+		faces: []*block.HandleQueue{face}, bells: []*ringer{{}}}
 	d.queues, d.records = make([]*queue, 1), make([]*record, 1)
 	d.makeRecord(0)
 	mem, err := virtqtest.NewMemory(1<<30, 8<<20)

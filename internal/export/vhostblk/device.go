@@ -89,7 +89,7 @@ func New(h *block.Handle, o *Options) (*Device, error) {
 			return nil, errors.Join(fmt.Errorf("make virtio-blk device: %w", err), d.Close())
 		}
 		d.faces = append(d.faces, face)
-		d.bells = append(d.bells, newRinger())
+		d.bells = append(d.bells, new(ringer))
 	}
 	return d, nil
 }

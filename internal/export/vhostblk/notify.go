@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"syscall"
 
 	"github.com/sluice-blk/sluice/internal/laio"
@@ -19,7 +20,8 @@ type notifier struct {
 	blocking *ringer // for a descriptor without O_NONBLOCK
 }
 
-// newNotifier looks at the descriptor once. bell is used for blocking descriptors only.
+// newNotifier looks at the descriptor once. bell is opened and used for blocking descriptors only, which are rare: QEMU's
+// are not. Control plane.
 func newNotifier(fd int, bell *ringer) (notifier, error) {
 	if fd < 0 {
 		return notifier{fd: -1}, nil
@@ -33,6 +35,8 @@ func newNotifier(fd int, bell *ringer) (notifier, error) {
 	}
 	if flags&syscall.O_NONBLOCK != 0 {
 		bell = nil
+	} else {
+		bell.open()
 	}
 	return notifier{fd: fd, blocking: bell}, nil
 }
@@ -55,7 +59,11 @@ func (n *notifier) signal() error {
 // comes, and a look before the write is a race that a hostile front-end can win; but the kernel itself may signal an
 // eventfd at the completion of an AIO request, which only saturates. So the ringer submits a read of nothing that
 // completes at once. That costs about 0.6 microseconds where a write costs 0.2.
+//
+// It is opened by the first notifier that needs it: a context takes a share of fs.aio-max-nr, and a descriptor. What open
+// makes is seen by the loop because the notifier comes to it later.
 type ringer struct {
+	once sync.Once
 	ctx  *laio.Context // nil: no AIO to be had, look before each write
 	zero *os.File
 	cb   laio.IOCB
@@ -67,21 +75,21 @@ type ringer struct {
 // the last has left room by then.
 const ringAttempts = 3
 
-func newRinger() *ringer {
-	r := &ringer{}
-	r.cbs[0] = &r.cb
-	zero, err := os.Open("/dev/zero")
-	if err != nil {
-		return r
-	}
-	ctx, err := laio.New(len(r.seen), nil)
-	if err != nil {
-		_ = zero.Close() // nothing was written to it
-		return r
-	}
-	r.zero, r.ctx = zero, ctx
-	laio.PrepRead(&r.cb, int(zero.Fd()), sys.IOVec{}, 0)
-	return r
+func (r *ringer) open() {
+	r.once.Do(func() {
+		r.cbs[0] = &r.cb
+		zero, err := os.Open("/dev/zero")
+		if err != nil {
+			return
+		}
+		ctx, err := laio.New(len(r.seen), nil)
+		if err != nil {
+			_ = zero.Close() // nothing was written to it
+			return
+		}
+		r.zero, r.ctx = zero, ctx
+		laio.PrepRead(&r.cb, int(zero.Fd()), sys.IOVec{}, 0)
+	})
 }
 
 func (r *ringer) ring(fd int) error {

@@ -28,20 +28,21 @@ const turnShare = 256
 // A slot is in exactly one place: on the free stack, on the fresh list (popped, not yet submitted), with the handle
 // (counted in inflight), or on the done list (completed, not yet published).
 type queue struct {
-	dev    *Device
-	index  int
-	loop   *aio.Loop
-	face   *block.HandleQueue
-	vq     *virtqueue.Queue
-	mem    *memory
-	vring  vhostuser.Vring
-	kick   *aio.Watch
-	call   notifier
-	bell   *ringer
-	calls  coalescer
-	end    aio.TurnEnd
-	hook   aio.PollHook
-	broken bool // the ring is not touched any more
+	dev      *Device
+	index    int
+	loop     *aio.Loop
+	face     *block.HandleQueue
+	vq       *virtqueue.Queue
+	mem      *memory
+	vring    vhostuser.Vring
+	kick     *aio.Watch
+	call     notifier
+	complain notifier // by the error descriptor
+	bell     *ringer
+	calls    coalescer
+	end      aio.TurnEnd
+	hook     aio.PollHook
+	broken   bool // the ring is not touched any more
 
 	chain   virtqueue.Chain // the one that was popped last, read into a slot before the next
 	merger  *merger         // nil: requests go out one by one
@@ -115,11 +116,16 @@ func newQueue(d *Device, v vhostuser.Vring, at int) (*queue, error) {
 	if err != nil {
 		return nil, err
 	}
+	complain, err := newNotifier(v.Err, d.bells[at])
+	if err != nil {
+		complain = notifier{fd: -1} // it is a service, and nothing depends on it
+	}
 	v.Mem.Retain()
 	q := &queue{
 		record: d.records[v.Index], stats: &d.records[v.Index].QueueStats,
 		dev: d, index: v.Index, loop: d.opts.Loops[at], face: d.faces[at], vq: vq, vring: v,
-		call: call, bell: d.bells[at], calls: coalescer{bound: d.opts.Coalesce}, mem: newMemory(v.Mem), stopped: make(chan struct{}),
+		call: call, complain: complain, bell: d.bells[at], calls: coalescer{bound: d.opts.Coalesce}, mem: newMemory(v.Mem),
+		stopped: make(chan struct{}),
 	}
 	q.end.H, q.hook.H = q, q
 	q.next.Done = (*nextTurn)(q)
@@ -413,9 +419,7 @@ func (q *queue) fail(err error) {
 // tell reports a broken queue, off the loop: to the front-end by the error descriptor and to whoever keeps the log.
 func (q *queue) tell(err error) {
 	hear, index := q.dev.opts.OnBroken, q.index
-	if n, nerr := newNotifier(q.vring.Err, q.bell); nerr == nil {
-		_ = n.signal() // the queue is lost either way
-	}
+	_ = q.complain.signal() // the queue is lost either way
 	if hear != nil {
 		go hear(index, err)
 	}

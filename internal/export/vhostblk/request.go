@@ -5,6 +5,7 @@ package vhostblk
 import (
 	"errors"
 	"syscall"
+	"unsafe"
 
 	"github.com/sluice-blk/sluice/internal/block"
 	"github.com/sluice-blk/sluice/internal/proto/virtioblk"
@@ -71,11 +72,10 @@ func (s *slot) parse(c *virtqueue.Chain) {
 	if !s.takeStatus(c) || c.Err != nil {
 		return
 	}
-	var raw [virtioblk.HeaderSize]byte
-	if !takeReadable(c, raw[:]) {
+	h, ok := takeHeader(c)
+	if !ok {
 		return
 	}
-	h, _ := virtioblk.DecodeHeader(raw[:])
 	s.kind = h.Type
 	switch h.Type {
 	case virtioblk.TypeIn:
@@ -105,14 +105,28 @@ func (s *slot) takeStatus(c *virtqueue.Chain) bool {
 		s.written = uint32(c.WritableLen)
 	}
 	last := &w[len(w)-1]
-	b := last.Bytes()
-	s.status = &b[len(b)-1]
-	if last.Len--; last.Len == 0 {
+	last.Len--
+	// SAFETY: no segment is empty, so its last byte is inside it.
+	s.status = (*byte)(unsafe.Add(unsafe.Pointer(last.Base), last.Len))
+	if last.Len == 0 {
 		w = w[:len(w)-1]
 	}
 	c.Writable = w
 	c.WritableLen--
 	return true
+}
+
+// takeHeader cuts the header off the device-readable part. It mostly is a descriptor of its own.
+func takeHeader(c *virtqueue.Chain) (h virtioblk.Header, ok bool) {
+	var raw [virtioblk.HeaderSize]byte
+	if r := c.Readable; len(r) > 0 && r[0].Len == virtioblk.HeaderSize {
+		raw = [virtioblk.HeaderSize]byte(r[0].Bytes())
+		c.Readable = r[1:]
+		c.ReadableLen -= virtioblk.HeaderSize
+	} else if !takeReadable(c, raw[:]) {
+		return h, false
+	}
+	return virtioblk.DecodeHeader(raw[:])
 }
 
 // takeReadable moves len(p) bytes from the front of the device-readable part to p, across segments.
@@ -144,9 +158,13 @@ func (s *slot) parseData(h virtioblk.Header, mem []sys.IOVec, length int64) {
 		return
 	}
 	s.offset, s.immediate = offset, false
-	if len(mem) <= len(s.inline) {
+	switch {
+	case len(mem) == 1:
+		s.inline[0] = mem[0]
+		s.data = s.inline[:1]
+	case len(mem) <= len(s.inline):
 		s.data = s.inline[:copy(s.inline[:], mem)]
-	} else {
+	default:
 		s.data, s.vector = mem, s.q.swapScratch()
 	}
 	s.setData()
