@@ -63,6 +63,7 @@ func (s *Setup) ID() string {
 type Lab struct {
 	Program   string   // ours
 	More      []string // further arguments of serve
+	Keys      []string // further keys of its disk
 	Peer      string   // the program; empty: none
 	PeerAIO   []string
 	PeerLoops []string          // main, iothread
@@ -102,7 +103,7 @@ func (l *Lab) Experiment(s Setup, bounds []Bound) (Experiment, error) {
 
 // ours are the servers of ours in a setup; the first is the one that verdicts are on.
 func (l *Lab) ours(s *Setup) (list []Sluice) {
-	one := Sluice{Program: l.Program, More: l.More}
+	one := Sluice{Program: l.Program, More: l.More, Keys: l.Keys}
 	own := min(s.queues(), max(runtime.NumCPU(), 2))
 	switch {
 	case len(s.Engines) > 0:

@@ -56,8 +56,9 @@ type Sluice struct {
 	Engine  string // empty: auto
 	Batch   string // on or off; empty: on
 	Loops   int    // 0: 1
-	// More are further arguments of serve.
+	// More are further arguments of serve, and Keys further keys of its disk.
 	More []string
+	Keys []string
 }
 
 // Subject is the server on a medium, with so many queues.
@@ -88,7 +89,10 @@ func (s Sluice) Subject(m Medium, queues int) Subject {
 		name = append(name, fmt.Sprintf("loops=%d", s.Loops))
 	}
 	args = append(args, s.More...)
-	name = append(name, s.More...)
+	name = append(append(name, s.More...), s.Keys...)
+	for _, key := range s.Keys {
+		disk += "," + doubleCommas(key)
+	}
 	args = append(args, "--disk", fmt.Sprintf("%s,queues=%d", disk, queues), "--vhost-user", "%S")
 	return Subject{Name: strings.Join(name, " "), Role: Ours, Args: args}
 }

@@ -18,8 +18,9 @@ func TestCommandLinesOfSubjects(t *testing.T) {
 	}{
 		{Sluice{Program: "s"}.Subject(null, 1), "sluice",
 			"s serve --log-format json --disk driver=null,size=1073741824,queues=1 --vhost-user %S"},
-		{Sluice{Program: "s", Engine: "io_uring", Batch: "off", Loops: 2, More: []string{"--pin"}}.Subject(file, 4), "sluice io_uring batch=off loops=2 --pin",
-			"s serve --log-format json --batch off --loops 2 --pin --disk /d/a,,b,engine=io_uring,cache=none,queues=4 --vhost-user %S"},
+		{Sluice{Program: "s", Engine: "io_uring", Batch: "off", Loops: 2, More: []string{"--pin"}, Keys: []string{"merge=on"}}.Subject(file, 4),
+			"sluice io_uring batch=off loops=2 --pin merge=on",
+			"s serve --log-format json --batch off --loops 2 --pin --disk /d/a,,b,engine=io_uring,cache=none,merge=on,queues=4 --vhost-user %S"},
 		{Storaged{Program: "q", AIO: "native"}.Subject(null, 1), "qemu-storage-daemon null-co",
 			"q --blockdev driver=null-co,node-name=d,size=1073741824,read-zeroes=off " +
 				"--export type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=%S,writable=on,num-queues=1"},

@@ -23,7 +23,7 @@ type labFlags struct {
 	dir, shm string
 	size     string
 	runtime  time.Duration
-	more     []string
+	ours     oursFlags
 	peer     peerFlags
 	report   reportFlags
 }
@@ -33,7 +33,7 @@ func (f *labFlags) add(set *pflag.FlagSet, rounds string) {
 	set.StringVar(&f.shm, "shm", "/dev/shm", "directory in memory to measure; likewise")
 	set.StringVar(&f.size, "image-size", "1G", "size of the images")
 	set.DurationVar(&f.runtime, "runtime", 2*time.Second, "how long each run measures")
-	set.StringArrayVar(&f.more, "serve-arg", nil, "hand this argument on to sluice serve (repeat it for more)")
+	f.ours.add(set)
 	f.peer.add(set)
 	f.report.add(set, rounds, true)
 }
@@ -59,7 +59,8 @@ func (f *labFlags) open(ctx context.Context, needs []string) (_ *lab, err error)
 			err = errors.Join(err, l.close())
 		}
 	}()
-	l.Runtime, l.RampTime, l.More = f.runtime, min(f.runtime/4, 500*time.Millisecond), f.more
+	l.Runtime, l.RampTime, l.More = f.runtime, min(f.runtime/4, 500*time.Millisecond), f.ours.more
+	l.Keys = f.ours.keys
 	l.PeerAIO, l.PeerLoops = f.peer.aio, f.peer.loops
 	if l.Peer, l.Fio, err = f.peer.find(); err != nil {
 		return nil, err

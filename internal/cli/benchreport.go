@@ -106,6 +106,14 @@ func writeAll(dir, name string, r *bench.Report) error {
 	return errors.Join(errs...)
 }
 
+// oursFlags change how we serve.
+type oursFlags struct{ more, keys []string }
+
+func (f *oursFlags) add(set *pflag.FlagSet) {
+	set.StringArrayVar(&f.more, "serve-arg", nil, "hand this argument on to sluice serve (repeat it for more)")
+	set.StringArrayVar(&f.keys, "disk-key", nil, "add KEY=VALUE to our disk (repeat it for more)")
+}
+
 // peerFlags say whom we are measured beside.
 type peerFlags struct {
 	peer  string

@@ -23,7 +23,7 @@ type compareFlags struct {
 	buffer  bool
 	engines []string
 	batch   []string
-	more    []string
+	ours    oursFlags
 	servers []string
 	peer    peerFlags
 	report  reportFlags
@@ -62,7 +62,7 @@ by the driver. "limited by" names what was busy all the time.`),
 	set.BoolVar(&f.buffer, "buffered", false, "go through the page cache in place of O_DIRECT")
 	set.StringSliceVar(&f.engines, "engine", []string{"auto"}, "our engines")
 	set.StringSliceVar(&f.batch, "batch", []string{"on", "off"}, "our batching: on, off")
-	set.StringArrayVar(&f.more, "serve-arg", nil, "hand this argument on to sluice serve (repeat it for more)")
+	f.ours.add(set)
 	set.StringArrayVar(&f.servers, "server", nil, "NAME=COMMAND of another server; %S stands for the socket, %F for the file")
 	f.peer.add(set)
 	f.report.add(set, "5", false)
@@ -118,7 +118,7 @@ func (f *compareFlags) experiment(w bench.Workload, peer, fio string) (bench.Exp
 	}
 	for _, engine := range engines {
 		for _, batch := range f.batch {
-			ours := bench.Sluice{Program: self, Engine: engine, Batch: batch, More: f.more}
+			ours := bench.Sluice{Program: self, Engine: engine, Batch: batch, More: f.ours.more, Keys: f.ours.keys}
 			e.Subjects = append(e.Subjects, ours.Subject(m, w.NumJobs))
 		}
 	}
