@@ -143,7 +143,7 @@ func (r *comparing) say(when string, row *Row, res *Result) {
 }
 
 // farBehind is the factor by which a configuration must lose to another one in everything to be left out.
-const farBehind = 1.25
+const farBehind = 1.5
 
 // prune leaves out who cannot be the best of its kind in anything.
 func (r *comparing) prune() {
