@@ -74,31 +74,34 @@ func (s *stepRig) call(f func() error) {
 	}
 }
 
-// guest is a disk on the loop with one queue, and its driver.
-func (s *stepRig) guest(n block.Node, size uint16) *rigQueue {
+// disk is a disk on the loop with a queue for each size, and their drivers.
+func (s *stepRig) disk(n block.Node, sizes ...uint16) (queues []*rigQueue) {
 	s.t.Helper()
 	h := block.NewHandle(n, nil)
 	s.t.Cleanup(func() { must(s.t, h.Close()) })
 	r := &rig{t: s.t, loop: s.loop, mem: s.mem, table: s.table}
 	s.call(func() (err error) {
-		r.dev, err = New(h, &Options{Loops: []*aio.Loop{s.loop}})
+		r.dev, err = New(h, &Options{Queues: len(sizes), Loops: []*aio.Loop{s.loop}})
 		return err
 	})
 	s.t.Cleanup(func() { s.call(r.dev.Close) })
 	s.call(func() error { return r.dev.SetFeatures(r.dev.Features()) })
-	d, err := virtqtest.NewDriver(s.mem, virtqtest.DriverConfig{Size: size, EventIdx: true, Indirect: true, TableSize: 4})
-	must(s.t, err)
-	q := &rigQueue{rig: r, d: d}
-	q.kick, err = sys.Eventfd(0, sys.EFD_CLOEXEC|sys.EFD_NONBLOCK)
-	must(s.t, err)
-	q.call, err = sys.Eventfd(0, sys.EFD_CLOEXEC|sys.EFD_NONBLOCK)
-	must(s.t, err)
-	s.call(func() error { return r.dev.StartQueue(q.vring(0, true)) })
-	s.t.Cleanup(func() {
-		s.call(func() error { _, err := r.dev.StopQueue(0); return err })
-		must(s.t, errors.Join(sys.Close(q.kick), sys.Close(q.call)))
-	})
-	return q
+	for i, size := range sizes {
+		d, err := virtqtest.NewDriver(s.mem, virtqtest.DriverConfig{Size: size, EventIdx: true, Indirect: true, TableSize: 4})
+		must(s.t, err)
+		q := &rigQueue{rig: r, index: i, d: d}
+		q.kick, err = sys.Eventfd(0, sys.EFD_CLOEXEC|sys.EFD_NONBLOCK)
+		must(s.t, err)
+		q.call, err = sys.Eventfd(0, sys.EFD_CLOEXEC|sys.EFD_NONBLOCK)
+		must(s.t, err)
+		s.call(func() error { return r.dev.StartQueue(q.vring(0, true)) })
+		s.t.Cleanup(func() {
+			s.call(func() error { _, err := r.dev.StopQueue(i); return err })
+			must(s.t, errors.Join(sys.Close(q.kick), sys.Close(q.call)))
+		})
+		queues = append(queues, q)
+	}
+	return queues
 }
 
 // fill puts reads into the ring until depth are out, by the same request again and again.
@@ -123,51 +126,61 @@ func (q *rigQueue) taken() (n int) {
 }
 
 // Goal: a guest that always keeps its ring full takes no more than its share from one that sends a request at a time, on
-// another disk of the same loop. Method: the loop is turned by hand, both rings are filled between the turns, and what the
+// another disk of the same loop or on another queue of the same disk. Method: the loop is turned by hand, both rings are filled between the turns, and what the
 // greedy one is served between a request of the modest one and its answer is counted.
 //
 // The bound: a loop with work at hand asks its poller each ninth time at the latest (one that is turned by hand does each
 // time), so a kick is seen after 9 turns and answered within the next. In each turn the greedy one gets one share.
 func TestModestGuestIsServedBesideAGreedyOne(t *testing.T) {
-	const turnsMax = 10
-	disks := map[string]func() block.Node{
+	nodes := map[string]func() block.Node{
 		"null":   func() block.Node { return null.New(null.Options{Size: diskSize}) },
 		"memory": func() block.Node { return memDisk(t, mem.Options{}) },
 	}
 	for _, kind := range []aio.PollerKind{aio.PollerIOUring, aio.PollerEpoll} {
-		for name, disk := range disks {
-			t.Run(fmt.Sprintf("%v/%s", kind, name), func(t *testing.T) {
+		for name, node := range nodes {
+			t.Run(fmt.Sprintf("%v/%s/two disks", kind, name), func(t *testing.T) {
 				s := newStepRig(t, kind)
-				greedy, modest := s.guest(disk(), 1024), s.guest(disk(), 256)
-				big, small := greedy.rig.standard(virtioblk.TypeIn, 0, 4096), modest.rig.standard(virtioblk.TypeIn, 8, 4096)
-				served, turnsWorst, servedWorst := 0, 0, 0
-				for range 200 {
-					greedy.fill(big, 1024)
-					modest.fill(small, 1)
-					began, before := s.turns, served
-					for modest.taken() == 0 {
-						if s.turns-began > 10*turnsMax {
-							t.Fatalf("no answer in %d turns", s.turns-began)
-						}
-						s.turn()
-						served += greedy.taken()
-						greedy.fill(big, 1024)
-					}
-					turnsWorst = max(turnsWorst, s.turns-began)
-					servedWorst = max(servedWorst, served-before)
-				}
-				t.Logf("at most %d turns and %d requests of the other guest for one request; %d in all", turnsWorst, servedWorst, served)
-				if turnsWorst > turnsMax {
-					t.Errorf("an answer took %d turns, want at most %d", turnsWorst, turnsMax)
-				}
-				if most := turnsMax * turnShare; servedWorst > most {
-					t.Errorf("%d requests of the greedy guest were served meanwhile, want at most %d", servedWorst, most)
-				}
-				if served < 200*turnShare {
-					t.Errorf("the greedy guest got only %d requests: it was held up", served)
-				}
+				s.compete(s.disk(node(), 1024)[0], s.disk(node(), 256)[0])
+			})
+			t.Run(fmt.Sprintf("%v/%s/two queues", kind, name), func(t *testing.T) {
+				s := newStepRig(t, kind)
+				queues := s.disk(node(), 1024, 256)
+				s.compete(queues[0], queues[1])
 			})
 		}
+	}
+}
+
+// compete is the method of TestModestGuestIsServedBesideAGreedyOne.
+func (s *stepRig) compete(greedy, modest *rigQueue) {
+	const turnsMax, rounds = 10, 200
+	t := s.t
+	big, small := greedy.rig.standard(virtioblk.TypeIn, 0, 4096), modest.rig.standard(virtioblk.TypeIn, 8, 4096)
+	served, turnsWorst, servedWorst := 0, 0, 0
+	for range rounds {
+		greedy.fill(big, 1024)
+		modest.fill(small, 1)
+		began, before := s.turns, served
+		for modest.taken() == 0 {
+			if s.turns-began > 10*turnsMax {
+				t.Fatalf("no answer in %d turns", s.turns-began)
+			}
+			s.turn()
+			served += greedy.taken()
+			greedy.fill(big, 1024)
+		}
+		turnsWorst = max(turnsWorst, s.turns-began)
+		servedWorst = max(servedWorst, served-before)
+	}
+	t.Logf("at most %d turns and %d requests of the other guest for one request; %d in all", turnsWorst, servedWorst, served)
+	if turnsWorst > turnsMax {
+		t.Errorf("an answer took %d turns, want at most %d", turnsWorst, turnsMax)
+	}
+	if most := turnsMax * turnShare; servedWorst > most {
+		t.Errorf("%d requests of the greedy guest were served meanwhile, want at most %d", servedWorst, most)
+	}
+	if served < rounds*turnShare {
+		t.Errorf("the greedy guest got only %d requests: it was held up", served)
 	}
 }
 
@@ -175,7 +188,7 @@ func TestModestGuestIsServedBesideAGreedyOne(t *testing.T) {
 // turns until all are answered.
 func TestMoreThanAShareIsTakenInTheNextTurns(t *testing.T) {
 	s := newStepRig(t, aio.PollerAuto)
-	q := s.guest(null.New(null.Options{Size: diskSize}), 1024)
+	q := s.disk(null.New(null.Options{Size: diskSize}), 1024)[0]
 	q.fill(q.rig.standard(virtioblk.TypeIn, 0, 4096), 1000)
 	began, served, most := s.turns, 0, 0
 	for served < 1000 {
