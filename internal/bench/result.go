@@ -58,6 +58,8 @@ type ServerCounters struct {
 	SysCalls      uint64 `json:"syscalls"`    // of the loop: waits and submissions
 	Poller        string `json:"poller"`
 	Engine        string `json:"engine"`
+	// Queues is what each queue counted, in the form in which the server reports it elsewhere.
+	Queues any `json:"queues,omitempty"`
 }
 
 // PerSubmission is requests a submission, 0 when there was none.

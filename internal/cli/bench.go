@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -131,6 +132,23 @@ func (f *benchFlags) run(parent context.Context, s Streams) error {
 		return res.WriteJSON(s.Out)
 	}
 	res.WriteText(s.Out)
+	return f.writeStages(s.Out, res)
+}
+
+// writeStages prints where a server of ours spent the time of the requests, from the first one to the last.
+func (f *benchFlags) writeStages(out io.Writer, res *bench.Result) error {
+	if res.Server == nil {
+		return nil
+	}
+	queues, _ := res.Server.Queues.([]daemon.QueueReport)
+	for i := range queues {
+		if len(queues) > 1 {
+			fmt.Fprintf(out, "  server, queue %d on %s:\n", queues[i].Index, queues[i].Loop)
+		}
+		if err := writeStages(out, "  ", queues[i].Stages); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -187,6 +205,11 @@ func benchServed(ctx context.Context, d *daemon.Daemon, socket string, w bench.W
 		return nil, err
 	}
 	res.Server = serverCounters(&before, &after)
+	report, err := d.Report(ctx, &daemon.StatsArgs{})
+	if err != nil {
+		return nil, err
+	}
+	res.Server.Queues = report.Disks[0].Exports[0].Queues
 	return res, nil
 }
 

@@ -76,7 +76,7 @@ Exit status: 0 done, 1 failed, 2 the command line could not be understood.`),
 	root.Version = versionLine()
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetHelpCommand(&cobra.Command{Use: "no-help", Hidden: true}) // --help says it all
-	root.AddCommand(newServe(s), newBench(s), newDemo(s), newDoctor(s), newVersion(s))
+	root.AddCommand(newServe(s), newBench(s), newCtl(s), newDemo(s), newDoctor(s), newVersion(s))
 	return root
 }
 

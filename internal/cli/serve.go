@@ -20,6 +20,7 @@ type serveFlags struct {
 	log     logFlags
 	pidFile string
 	readyFD int
+	control string
 }
 
 func newServe(s Streams) *cobra.Command {
@@ -37,6 +38,7 @@ func newServe(s Streams) *cobra.Command {
 	set.Var(diskFlag{&f.disks}, "disk", "begin a disk; see above")
 	set.Var(exportFlag{&f.disks}, "vhost-user", "export the disk before it as vhost-user-blk; see above")
 	f.loops.add(set)
+	set.StringVar(&f.control, "control", "", "make this UNIX socket, for sluice ctl; only the same user may connect")
 	set.IntVar(&f.readyFD, "ready-fd", -1, "write a line to this inherited file descriptor when ready, and close it")
 	set.StringVar(&f.pidFile, "pidfile", "", "write the process number to this file when ready")
 	f.log.add(set)
@@ -146,7 +148,7 @@ func (f *serveFlags) run(s Streams) error {
 	if w := daemon.RuntimeWarning(); w != "" {
 		log.Warn(w)
 	}
-	d, err := daemon.New(daemon.Config{Loops: loops, Disks: disks, Logger: log})
+	d, err := daemon.New(daemon.Config{Loops: loops, Disks: disks, Control: f.control, Logger: log})
 	if err != nil {
 		return &usage{err}
 	}

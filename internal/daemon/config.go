@@ -18,6 +18,8 @@ type Config struct {
 	Loops []LoopConfig
 	// Disks are opened and exported in this order.
 	Disks []DiskConfig
+	// Control is the path of a UNIX socket for asking the daemon while it runs; empty is none.
+	Control string
 	// Logger hears what an operator should know. Nil drops it.
 	Logger *slog.Logger
 }
@@ -121,6 +123,9 @@ func (c *Config) Validate() error {
 	}
 	loops := max(1, len(c.Loops))
 	sockets := make(map[string]string)
+	if c.Control != "" {
+		sockets[c.Control] = "(the control socket)"
+	}
 	for i := range c.Disks {
 		d := &c.Disks[i]
 		if err := d.validate(loops); err != nil {

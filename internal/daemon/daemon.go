@@ -27,6 +27,8 @@ type Daemon struct {
 	loops   *Loops
 	disks   []*Disk
 	exports []*export
+	control *Socket // nil: none
+	started time.Time
 	undo    []func() error // takes down what Start made, last first
 
 	lost atomic.Bool // a loop has died: nothing that was on it can be waited for
@@ -77,7 +79,13 @@ func (d *Daemon) Start(ctx context.Context) error {
 		err = d.startDisk(ctx, &d.config.Disks[i])
 	}
 	if err == nil {
+		err = d.listenControl(ctx)
+	}
+	if err == nil {
 		err = d.startServers(ctx)
+	}
+	if err == nil {
+		d.serveControl()
 	}
 	if err != nil {
 		d.state = stateStopped
@@ -181,10 +189,7 @@ func (d *Daemon) startExport(ctx context.Context, disk *Disk, c *ExportConfig) e
 			return fmt.Errorf("export disk %s: %w", disk.Name(), err)
 		}
 		e.listener = s
-		d.undo = append(d.undo, s.Close)
-		d.socketsMu.Lock()
-		d.sockets = append(d.sockets, s)
-		d.socketsMu.Unlock()
+		d.adoptSocket(s)
 	}
 	if err := d.step(ctx, "make device of "+c.name()); err != nil {
 		return err
@@ -195,6 +200,14 @@ func (d *Daemon) startExport(ctx context.Context, disk *Disk, c *ExportConfig) e
 	d.exports = append(d.exports, e)
 	d.undo = append(d.undo, e.closeDevice)
 	return nil
+}
+
+// adoptSocket has the socket closed at the end, and its file removed whatever the end is.
+func (d *Daemon) adoptSocket(s *Socket) {
+	d.undo = append(d.undo, s.Close)
+	d.socketsMu.Lock()
+	defer d.socketsMu.Unlock()
+	d.sockets = append(d.sockets, s)
 }
 
 // startServers begins to serve when everything is open, so that no guest gets a disk of a daemon that fails to start.

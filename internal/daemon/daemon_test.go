@@ -170,7 +170,8 @@ func everything(t *testing.T, dir string) Config {
 		t.Fatal(err)
 	}
 	return Config{
-		Loops: []LoopConfig{{}, {Poller: aio.PollerEpoll}},
+		Control: filepath.Join(dir, "ctl"),
+		Loops:   []LoopConfig{{}, {Poller: aio.PollerEpoll}},
 		Disks: []DiskConfig{
 			{Path: filepath.Join(dir, "disk"), Exports: []ExportConfig{{Socket: filepath.Join(dir, "s1")}, {Listener: l}}},
 			{Driver: "null", Size: 1 << 20, Exports: []ExportConfig{{Socket: filepath.Join(dir, "s2")}}},
@@ -209,7 +210,7 @@ func TestStartThatFailsLeavesNothing(t *testing.T) {
 		}
 		nothingLeft(t, dir, before, err.Error())
 	}
-	const least = 1 + 2 + 3*2 + 1 // loops, disks, exports with their devices, servers
+	const least = 1 + 2 + 3*2 + 1 + 1 // loops, disks, exports with their devices, control socket, servers
 	if steps < least {
 		t.Errorf("the start took %d steps, want %d at least", steps, least)
 	}
@@ -217,7 +218,7 @@ func TestStartThatFailsLeavesNothing(t *testing.T) {
 
 func nothingLeft(t *testing.T, dir string, files int, when string) {
 	t.Helper()
-	for _, name := range []string{"s1", "s2", "handed"} {
+	for _, name := range []string{"s1", "s2", "handed", "ctl"} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
 			t.Errorf("%s: socket %s is still there", when, name)
 		}

@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -30,23 +31,36 @@ type Socket struct {
 
 // ListenUnix makes a listening UNIX socket at path. A socket file that a dead server left behind is replaced; one that a
 // server still answers on, and a file that is no socket, are refused.
-func ListenUnix(path string) (*Socket, error) {
+func ListenUnix(path string) (*Socket, error) { return listenUnix(path, &net.ListenConfig{}) }
+
+// ListenPrivate is ListenUnix for a socket that only this process's user may connect to: its mode is 0600 from the start.
+func ListenPrivate(path string) (*Socket, error) {
+	return listenUnix(path, &net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		const mode = 0o600
+		var failed error
+		err := c.Control(func(fd uintptr) { failed = sys.Fchmod(int(fd), mode) })
+		return errors.Join(err, failed)
+	}})
+}
+
+func listenUnix(path string, how *net.ListenConfig) (*Socket, error) {
 	if len(path) > socketPathMax {
 		return nil, fmt.Errorf("listen on %s: the path has %d bytes, the kernel takes %d (use a shorter directory)", path, len(path), socketPathMax)
 	}
 	if err := removeStale(path); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	made, err := how.Listen(context.Background(), "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, errnoOf(err))
 	}
-	l.SetUnlinkOnClose(false) // Close looks first whether the file is still this socket's
-	made, err := os.Lstat(path)
+	l := made.(*net.UnixListener) // which the network "unix" gives
+	l.SetUnlinkOnClose(false)     // Close looks first whether the file is still this socket's
+	file, err := os.Lstat(path)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen on %s: %w", path, errnoOf(err)), l.Close())
 	}
-	return &Socket{UnixListener: l, path: path, made: made}, nil
+	return &Socket{UnixListener: l, path: path, made: file}, nil
 }
 
 // removeStale removes a socket file on which nobody listens. The kernel tells by refusing the connection.

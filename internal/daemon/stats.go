@@ -44,6 +44,17 @@ func (d *Daemon) Stats(ctx context.Context) (Stats, error) {
 	return d.count(ctx)
 }
 
+// Report is what the control command "stats" answers, for whoever has the daemon at hand. It is for a daemon between Start
+// and Stop; before and after it answers an error.
+func (d *Daemon) Report(ctx context.Context, args *StatsArgs) (*Report, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state != stateStarted {
+		return nil, fmt.Errorf("read the counters: the daemon does not run")
+	}
+	return d.observe(ctx, args)
+}
+
 // count is Stats for whoever holds the lock.
 func (d *Daemon) count(ctx context.Context) (Stats, error) {
 	var s Stats

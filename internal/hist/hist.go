@@ -7,7 +7,11 @@
 // The room knows no clock and prints nothing.
 package hist
 
-import "math/bits"
+import (
+	"encoding/json"
+	"fmt"
+	"math/bits"
+)
 
 const (
 	stepBits = 5
@@ -29,6 +33,29 @@ type Hist struct {
 
 // Bucket is one step of a histogram that is not empty: the least value that falls into it, and how many did.
 type Bucket struct{ Low, Count uint64 }
+
+// MarshalJSON writes [low,count], since there are many of them.
+func (b Bucket) MarshalJSON() ([]byte, error) {
+	return fmt.Appendf(nil, "[%d,%d]", b.Low, b.Count), nil
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (b *Bucket) UnmarshalJSON(p []byte) error {
+	var pair [2]uint64
+	err := json.Unmarshal(p, &pair)
+	b.Low, b.Count = pair[0], pair[1]
+	return err
+}
+
+// Restore makes the histogram that Buckets, Sum, Min and Max were taken from.
+func Restore(buckets []Bucket, sum, minimum, maximum uint64) Hist {
+	h := Hist{sum: sum, min: minimum, max: maximum}
+	for _, b := range buckets {
+		h.bucket[index(b.Low)] += b.Count
+		h.n += b.Count
+	}
+	return h
+}
 
 func index(v uint64) int {
 	if v < steps {

@@ -3,6 +3,7 @@
 package hist
 
 import (
+	"encoding/json"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -45,6 +46,17 @@ func TestPercentilesAreOffByThreePercentAtMost(t *testing.T) {
 			if h.Count() != uint64(len(values)) {
 				t.Errorf("%s, scale %d: %d values, want %d", name, scale, h.Count(), len(values))
 			}
+		}
+		sent, err := json.Marshal(whole.Buckets(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []Bucket
+		if err := json.Unmarshal(sent, &got); err != nil {
+			t.Fatal(err)
+		}
+		if Restore(got, whole.Sum(), whole.Min(), whole.Max()) != whole {
+			t.Errorf("scale %d: what was sent is not what arrived", scale)
 		}
 		check("since", &since, slices.Clone(late))
 		check("whole", &whole, values)

@@ -4,6 +4,7 @@ package vhostblk
 
 import (
 	"context"
+	"slices"
 
 	"github.com/sluice-blk/sluice/aio"
 	"github.com/sluice-blk/sluice/internal/hist"
@@ -142,14 +143,14 @@ func (d *Device) recordsByLoop() []loopRecords {
 		if r == nil {
 			continue
 		}
-		on := &list[i%len(list)]
+		on := &list[d.loopOf(i)]
 		on.records = append(on.records, r)
 		on.started = append(on.started, d.queues[i] != nil)
 		if d.queues[i] != nil {
 			on.running++
 		}
 	}
-	return list
+	return slices.DeleteFunc(list, func(on loopRecords) bool { return len(on.records) == 0 })
 }
 
 // running answers the queues started now.
