@@ -42,6 +42,7 @@ var floors = map[string]int{
 	"internal/proto":     1,
 	"internal/invariant": 0,
 	"internal/hist":      0,
+	"internal/trace":     0,
 	"internal/control":   7,
 
 	"internal/vhostuser": 6,

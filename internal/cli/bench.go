@@ -27,6 +27,7 @@ type benchFlags struct {
 	disks   diskList
 	connect string
 	json    bool
+	trace   string
 	loops   loopFlags
 	work    workloadFlags
 	log     logFlags
@@ -102,6 +103,7 @@ on --disk that is this one without the jobs' threads.`),
 	set.StringVar(&f.connect, "connect", "", "measure the server that listens on this vhost-user socket")
 	f.work.add(set)
 	set.BoolVar(&f.json, "json", false, "print one JSON object, in the manner of fio")
+	set.StringVar(&f.trace, "trace", "", "with --disk: write the last requests of the run to this file, for ui.perfetto.dev")
 	f.loops.add(set)
 	f.log.add(set)
 	f.log.quiet(set)
@@ -120,6 +122,8 @@ func (f *benchFlags) run(parent context.Context, s Streams) error {
 	switch {
 	case f.connect != "" && len(f.disks) > 0:
 		return &usage{errors.New("--disk and --connect exclude each other")}
+	case f.connect != "" && f.trace != "":
+		return &usage{errors.New("--trace is for a disk that is served from here (of another server: sluice ctl SOCKET trace)")}
 	case f.connect != "":
 		res, err = bench.Run(ctx, f.connect, w)
 	default:
@@ -180,7 +184,7 @@ func (f *benchFlags) serveAndRun(ctx context.Context, s Streams, w bench.Workloa
 	defer os.RemoveAll(dir)
 	disk.Exports = []daemon.ExportConfig{{Socket: filepath.Join(dir, "disk.sock")}}
 	daemon.TuneRuntime(len(loops) + w.NumJobs)
-	d, err := daemon.New(daemon.Config{Loops: loops, Disks: []daemon.DiskConfig{disk}, Logger: log})
+	d, err := daemon.New(daemon.Config{Loops: loops, Disks: []daemon.DiskConfig{disk}, Trace: f.trace, Logger: log})
 	if err != nil {
 		return nil, &usage{err}
 	}

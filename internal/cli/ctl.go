@@ -11,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -40,6 +41,7 @@ type ctlVerb struct {
 // ctlVerbs are all of them. A further one is an entry here and a handler in the daemon.
 var ctlVerbs = map[string]ctlVerb{
 	"status": {help: "what is served, by which loops and engines", args: none, do: ctlStatus},
+	"trace":  {want: "start FILE | stop", help: "write the last requests to FILE, for ui.perfetto.dev", args: func(n int) bool { return n == 1 || n == 2 }, do: ctlTrace},
 	"stats":  {help: "counters, latencies by stage and batch sizes; --disk, --watch", args: none, do: ctlStats},
 }
 
@@ -168,6 +170,29 @@ func ctlStats(ctx context.Context, c *control.Client, f *ctlFlags, _ []string, o
 		}
 		r = next
 	}
+}
+
+// ctlTrace starts or stops a trace. The daemon writes the file, wherever it was started, so the name is made absolute here.
+func ctlTrace(ctx context.Context, c *control.Client, f *ctlFlags, args []string, out io.Writer) error {
+	switch {
+	case args[0] == "start" && len(args) == 2:
+		file, err := filepath.Abs(args[1])
+		if err != nil {
+			return fmt.Errorf("find out where %s is: %w", args[1], err)
+		}
+		return c.Do(ctx, "trace-start", &daemon.TraceArgs{File: file}, nil)
+	case args[0] == "stop" && len(args) == 1:
+		var r daemon.TraceResult
+		if err := c.Do(ctx, "trace-stop", nil, &r); err != nil {
+			return err
+		}
+		if f.json {
+			return writeIndented(out, &r)
+		}
+		_, err := fmt.Fprintf(out, "%s: the last %d of %d requests\n", r.File, r.Kept, r.Requests)
+		return err
+	}
+	return &usage{errors.New("trace wants start FILE or stop")}
 }
 
 func writeIndented(out io.Writer, v any) error {

@@ -4,6 +4,7 @@ package cli
 
 import (
 	"encoding/json"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -38,6 +39,19 @@ func TestCtlAsksARunningServer(t *testing.T) {
 			}
 		}
 	}
+	file := filepath.Join(dir, "trace.json")
+	if status, _, errs := runMain("ctl", ctl, "trace", "start", file); status != 0 {
+		t.Error(errs)
+	}
+	if status, _, errs := runMain("bench", "--connect", socket, "--iodepth=8", "--runtime=100ms"); status != 0 {
+		t.Error(errs)
+	}
+	if status, out, errs := runMain("ctl", ctl, "trace", "stop"); status != 0 || !strings.Contains(out, file+": the last ") {
+		t.Errorf("%s%s", out, errs)
+	}
+	if b, err := os.ReadFile(file); err != nil || !json.Valid(b) {
+		t.Errorf("the trace is no JSON: %v", err)
+	}
 	_, out, _ := runMain("ctl", ctl, "stats", "--json")
 	var r daemon.Report
 	d := json.NewDecoder(strings.NewReader(out))
@@ -64,6 +78,7 @@ func TestCtlRefuses(t *testing.T) {
 		{[]string{"ctl"}, exitUsage, "a socket and a verb are wanted"},
 		{[]string{"ctl", "s", "frobnicate"}, exitUsage, `unknown verb "frobnicate"`},
 		{[]string{"ctl", "s", "stats", "more"}, exitUsage, "stats wants no arguments"},
+		{[]string{"ctl", "s", "trace"}, exitUsage, "trace wants start FILE | stop"},
 		{[]string{"ctl", "s", "status", "--watch", "1s"}, exitUsage, "--watch and --disk are for stats"},
 		{[]string{"ctl", "s", "stats", "--watch", "-1s"}, exitUsage, "cannot be negative"},
 		{[]string{"ctl", filepath.Join(t.TempDir(), "none"), "stats"}, exitFailure, "is it the --control socket"},

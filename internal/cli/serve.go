@@ -21,6 +21,7 @@ type serveFlags struct {
 	pidFile string
 	readyFD int
 	control string
+	trace   string
 }
 
 func newServe(s Streams) *cobra.Command {
@@ -41,6 +42,7 @@ func newServe(s Streams) *cobra.Command {
 	set.StringVar(&f.control, "control", "", "make this UNIX socket, for sluice ctl; only the same user may connect")
 	set.IntVar(&f.readyFD, "ready-fd", -1, "write a line to this inherited file descriptor when ready, and close it")
 	set.StringVar(&f.pidFile, "pidfile", "", "write the process number to this file when ready")
+	set.StringVar(&f.trace, "trace", "", "at the end write the requests of the last moments to this file, for ui.perfetto.dev")
 	f.log.add(set)
 	return cmd
 }
@@ -148,7 +150,7 @@ func (f *serveFlags) run(s Streams) error {
 	if w := daemon.RuntimeWarning(); w != "" {
 		log.Warn(w)
 	}
-	d, err := daemon.New(daemon.Config{Loops: loops, Disks: disks, Control: f.control, Logger: log})
+	d, err := daemon.New(daemon.Config{Loops: loops, Disks: disks, Control: f.control, Trace: f.trace, Logger: log})
 	if err != nil {
 		return &usage{err}
 	}

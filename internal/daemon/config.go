@@ -20,6 +20,8 @@ type Config struct {
 	Disks []DiskConfig
 	// Control is the path of a UNIX socket for asking the daemon while it runs; empty is none.
 	Control string
+	// Trace is a file for the requests of the last moments, written when the daemon stops; empty is none.
+	Trace string
 	// Logger hears what an operator should know. Nil drops it.
 	Logger *slog.Logger
 }

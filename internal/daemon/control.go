@@ -56,6 +56,14 @@ func (d *Daemon) serveControl() {
 func (d *Daemon) commands() map[string]control.Handler {
 	return map[string]control.Handler{
 		"status": noArgs(func(ctx context.Context) (any, error) { return d.status(ctx) }),
+		"trace-start": func(ctx context.Context, raw json.RawMessage) (any, error) {
+			var args TraceArgs
+			if err := control.DecodeArgs(raw, &args); err != nil {
+				return nil, err
+			}
+			return struct{}{}, d.startTrace(ctx, args.File)
+		},
+		"trace-stop": noArgs(func(ctx context.Context) (any, error) { return d.stopTrace(ctx) }),
 		"stats": func(ctx context.Context, raw json.RawMessage) (any, error) {
 			var args StatsArgs
 			if err := control.DecodeArgs(raw, &args); err != nil {

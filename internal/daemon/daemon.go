@@ -29,6 +29,7 @@ type Daemon struct {
 	exports []*export
 	control *Socket // nil: none
 	started time.Time
+	tracer  tracer
 	undo    []func() error // takes down what Start made, last first
 
 	lost atomic.Bool // a loop has died: nothing that was on it can be waited for
@@ -80,6 +81,9 @@ func (d *Daemon) Start(ctx context.Context) error {
 	}
 	if err == nil {
 		err = d.listenControl(ctx)
+	}
+	if err == nil {
+		err = d.traceFromStart(ctx)
 	}
 	if err == nil {
 		err = d.startServers(ctx)

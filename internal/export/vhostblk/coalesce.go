@@ -105,7 +105,11 @@ func (q *queue) callGuest() error {
 	if err := q.call.signal(); err != nil {
 		return err
 	}
-	q.record.notified(q.telling, q.told, q.loop.Tick()-q.tellingSince)
+	now := q.loop.Tick()
+	q.record.notified(q.telling, q.told, now-q.tellingSince)
+	if q.trace != nil {
+		q.trace.Called(q.source, q.telling, now)
+	}
 	q.telling, q.told = 0, 0
 	return nil
 }

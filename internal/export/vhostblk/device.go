@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-blk/sluice/internal/block"
 	"github.com/sluice-blk/sluice/internal/guestmem"
 	"github.com/sluice-blk/sluice/internal/proto/virtioblk"
+	"github.com/sluice-blk/sluice/internal/trace"
 	"github.com/sluice-blk/sluice/internal/vhostuser"
 )
 
@@ -47,10 +48,12 @@ type Device struct {
 	bells  []*ringer            // one a loop
 	queues []*queue             // by virtqueue index; nil: not started
 
-	mu       sync.Mutex // guards what Stats reads: which queues and records there are
-	records  []*record  // by virtqueue index; nil: never started
-	features uint64
-	wce      bool // the guest's choice, or what the node does
+	mu                     sync.Mutex      // guards what Stats reads: which queues and records there are
+	records                []*record       // by virtqueue index; nil: never started
+	traces                 []*trace.Buffer // one a loop; nil: no trace is kept
+	traceName, traceExport string
+	features               uint64
+	wce                    bool // the guest's choice, or what the node does
 }
 
 var _ vhostuser.Device = (*Device)(nil)
@@ -301,6 +304,9 @@ func (d *Device) StartQueue(v vhostuser.Vring) error {
 	}
 	d.mu.Lock()
 	d.queues[v.Index] = q
+	if d.traces != nil {
+		d.postTrace(q)
+	}
 	d.mu.Unlock()
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-blk/sluice/internal/block"
 	"github.com/sluice-blk/sluice/internal/guestmem"
 	"github.com/sluice-blk/sluice/internal/sys"
+	"github.com/sluice-blk/sluice/internal/trace"
 	"github.com/sluice-blk/sluice/internal/vhostuser"
 	"github.com/sluice-blk/sluice/internal/virtqueue"
 )
@@ -63,8 +64,10 @@ type queue struct {
 	stopping bool
 	stopped  chan struct{} // closed when stopping and nothing is in flight
 
-	record *record     // of this queue's number; outlives the queue
-	stats  *QueueStats // the record's
+	record *record       // of this queue's number; outlives the queue
+	stats  *QueueStats   // the record's
+	trace  *trace.Buffer // nil: no trace is kept
+	source *trace.Queue  // what it calls this queue
 
 	// Moments on the loop's clock, and what they are of: see stages.go.
 	found, popped int64  // when the turn began that took the last batch, and when that was taken
@@ -353,6 +356,9 @@ func (q *queue) EndTurn() {
 		if err == nil {
 			published := q.loop.Tick()
 			q.record.published(q.done.head, q.completedAt, published)
+			if q.trace != nil {
+				q.note(q.done.head, q.completedAt, published)
+			}
 			err = q.notify(n, wanted, published)
 		}
 		if err != nil {
