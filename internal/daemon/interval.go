@@ -101,7 +101,7 @@ func (s *SizesReport) since(old *SizesReport) *SizesReport {
 	if s == nil || old == nil {
 		return s
 	}
-	d := &SizesReport{Count: s.Count - old.Count, Sum: s.Sum - old.Sum, Buckets: []hist.Bucket{}}
+	d := &SizesReport{Count: s.Count - old.Count, Sum: s.Sum - old.Sum, Buckets: hist.Buckets{}}
 	if d.Count > 0 {
 		d.Mean = float64(d.Sum) / float64(d.Count)
 	}

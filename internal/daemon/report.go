@@ -126,32 +126,32 @@ type QueueReport struct {
 
 // LatencyReport sums up a histogram, and gives its steps so that reports can be added and subtracted.
 type LatencyReport struct {
-	Count   uint64        `json:"count"`
-	Sum     uint64        `json:"sum_ns"`
-	Min     uint64        `json:"min_ns"`
-	Max     uint64        `json:"max_ns"`
-	Mean    uint64        `json:"mean_ns"`
-	P50     uint64        `json:"p50_ns"`
-	P90     uint64        `json:"p90_ns"`
-	P99     uint64        `json:"p99_ns"`
-	P999    uint64        `json:"p999_ns"`
-	P9999   uint64        `json:"p9999_ns"`
-	Buckets []hist.Bucket `json:"buckets"`
+	Count   uint64       `json:"count"`
+	Sum     uint64       `json:"sum_ns"`
+	Min     uint64       `json:"min_ns"`
+	Max     uint64       `json:"max_ns"`
+	Mean    uint64       `json:"mean_ns"`
+	P50     uint64       `json:"p50_ns"`
+	P90     uint64       `json:"p90_ns"`
+	P99     uint64       `json:"p99_ns"`
+	P999    uint64       `json:"p999_ns"`
+	P9999   uint64       `json:"p9999_ns"`
+	Buckets hist.Buckets `json:"buckets"`
 }
 
 // SizesReport sums up a histogram of batch sizes; each step begins with the size that it names.
 type SizesReport struct {
-	Count   uint64        `json:"count"`
-	Sum     uint64        `json:"sum"`
-	Mean    float64       `json:"mean"`
-	Buckets []hist.Bucket `json:"buckets"`
+	Count   uint64       `json:"count"`
+	Sum     uint64       `json:"sum"`
+	Mean    float64      `json:"mean"`
+	Buckets hist.Buckets `json:"buckets"`
 }
 
 // Latency reports a histogram.
 func Latency(h *hist.Hist) LatencyReport {
 	return LatencyReport{
 		Count: h.Count(), Sum: h.Sum(), Min: h.Min(), Max: h.Max(), Mean: h.Mean(), P50: h.Percentile(50), P90: h.Percentile(90),
-		P99: h.Percentile(99), P999: h.Percentile(99.9), P9999: h.Percentile(99.99), Buckets: h.Buckets(make([]hist.Bucket, 0, 64)),
+		P99: h.Percentile(99), P999: h.Percentile(99.9), P9999: h.Percentile(99.99), Buckets: h.Buckets(make(hist.Buckets, 0, 64)),
 	}
 }
 
@@ -159,7 +159,7 @@ func Latency(h *hist.Hist) LatencyReport {
 func (r *LatencyReport) Hist() hist.Hist { return hist.Restore(r.Buckets, r.Sum, r.Min, r.Max) }
 
 func sizes(s *hist.Sizes) *SizesReport {
-	return &SizesReport{Count: s.Count(), Sum: s.Sum(), Mean: s.Mean(), Buckets: s.Buckets(make([]hist.Bucket, 0, 8))}
+	return &SizesReport{Count: s.Count(), Sum: s.Sum(), Mean: s.Mean(), Buckets: s.Buckets(make(hist.Buckets, 0, 8))}
 }
 
 // observe makes the report. It is for between serveControl and its end.

@@ -9,8 +9,8 @@ package hist
 
 import (
 	"encoding/json"
-	"fmt"
 	"math/bits"
+	"strconv"
 )
 
 const (
@@ -34,21 +34,39 @@ type Hist struct {
 // Bucket is one step of a histogram that is not empty: the least value that falls into it, and how many did.
 type Bucket struct{ Low, Count uint64 }
 
-// MarshalJSON writes [low,count], since there are many of them.
-func (b Bucket) MarshalJSON() ([]byte, error) {
-	return fmt.Appendf(nil, "[%d,%d]", b.Low, b.Count), nil
+// Buckets are steps in order. In JSON they are pairs, [[low,count],...], since there are many of them.
+type Buckets []Bucket
+
+// MarshalJSON is made for reports that are asked for often: it allocates once.
+func (b Buckets) MarshalJSON() ([]byte, error) {
+	const pair = 24 // bytes that most take
+	out := append(make([]byte, 0, 2+pair*len(b)), '[')
+	for i := range b {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = strconv.AppendUint(append(out, '['), b[i].Low, 10)
+		out = strconv.AppendUint(append(out, ','), b[i].Count, 10)
+		out = append(out, ']')
+	}
+	return append(out, ']'), nil
 }
 
 // UnmarshalJSON reads what MarshalJSON wrote.
-func (b *Bucket) UnmarshalJSON(p []byte) error {
-	var pair [2]uint64
-	err := json.Unmarshal(p, &pair)
-	b.Low, b.Count = pair[0], pair[1]
-	return err
+func (b *Buckets) UnmarshalJSON(p []byte) error {
+	var pairs [][2]uint64
+	if err := json.Unmarshal(p, &pairs); err != nil {
+		return err
+	}
+	*b = make(Buckets, len(pairs))
+	for i := range pairs {
+		(*b)[i] = Bucket{pairs[i][0], pairs[i][1]}
+	}
+	return nil
 }
 
 // Restore makes the histogram that Buckets, Sum, Min and Max were taken from.
-func Restore(buckets []Bucket, sum, minimum, maximum uint64) Hist {
+func Restore(buckets Buckets, sum, minimum, maximum uint64) Hist {
 	h := Hist{sum: sum, min: minimum, max: maximum}
 	for _, b := range buckets {
 		h.bucket[index(b.Low)] += b.Count
@@ -176,7 +194,7 @@ func (h *Hist) Percentile(p float64) uint64 {
 }
 
 // Buckets appends the steps that are not empty to into, the least first.
-func (h *Hist) Buckets(into []Bucket) []Bucket {
+func (h *Hist) Buckets(into Buckets) Buckets {
 	for i, n := range h.bucket {
 		if n > 0 {
 			into = append(into, Bucket{low(i), n})

@@ -51,7 +51,7 @@ func TestPercentilesAreOffByThreePercentAtMost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var got []Bucket
+		var got Buckets
 		if err := json.Unmarshal(sent, &got); err != nil {
 			t.Fatal(err)
 		}
@@ -105,7 +105,7 @@ func TestSizesAreCountedInPowersOfTwo(t *testing.T) {
 			half.Add(n)
 		}
 	}
-	want := []Bucket{{1, 2}, {2, 1}, {3, 2}, {5, 2}, {9, 1}, {33, 1}, {65, 1}}
+	want := Buckets{{1, 2}, {2, 1}, {3, 2}, {5, 2}, {9, 1}, {33, 1}, {65, 1}}
 	if d := cmp.Diff(want, s.Buckets(nil)); d != "" {
 		t.Errorf("buckets (-want +got):\n%s", d)
 	}

@@ -58,7 +58,7 @@ func (s *Sizes) Mean() float64 {
 }
 
 // Buckets appends the sizes that occurred to into, the least first: Low is the least size of each step.
-func (s *Sizes) Buckets(into []Bucket) []Bucket {
+func (s *Sizes) Buckets(into Buckets) Buckets {
 	for i, n := range s.bucket {
 		if n > 0 {
 			into = append(into, Bucket{lowSize(i), n})
