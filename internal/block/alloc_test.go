@@ -77,6 +77,12 @@ func TestNothingIsAllocatedOnTheWalk(t *testing.T) {
 			if n != 0 {
 				t.Errorf("%v allocations", n)
 			}
+			for i := range q.steps.steppers {
+				if *q.steps.steppers[i].iov != ([stepSegments]IOVec{}) {
+					t.Error("a stepper that is free remembers addresses, of which the collector would hear when they mean nothing any more")
+					break
+				}
+			}
 			if done.n == 0 || q.InFlight() != 0 {
 				t.Errorf("%d completions, %d in flight", done.n, q.InFlight())
 			}

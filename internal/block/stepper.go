@@ -337,6 +337,9 @@ func (s *stepper) finish(err error) {
 		q.givePiece(s)
 	}
 	s.parent, s.mem, s.child.Mem = nil, nil, nil
+	// The collector does not look into the pool's memory, but a store there tells it of what is overwritten. That must not be
+	// an address which has been given back meanwhile.
+	clear(s.iov[:])
 	q.giveStepper(s)
 	if err != nil {
 		q.count.Errors++
