@@ -128,6 +128,28 @@ func TestCompareIsInterleavedAndSumsUp(t *testing.T) {
 	}
 }
 
+// A run that others disturb is repeated, but not for ever: nothing is as quiet as a bound of next to nothing asks for,
+// since this process and the kernel are others, too.
+func TestRunsAreRepeatedForQuiet(t *testing.T) {
+	playServer(t, "serve")
+	old := quietPause
+	quietPause = 0
+	defer func() { quietPause = old }()
+	e := Experiment{Workload: Workload{Runtime: briefly}, Subjects: []Subject{testServer("one", Ours)}}
+	c := &comparing{Comparison: &Comparison{Experiment: e, Rows: []Row{{Subject: e.Subjects[0]}}}, dir: t.TempDir(), o: Options{OthersMax: 1e-12}}
+	c.Workload.Defaults()
+	res, err := c.quiet(t.Context(), &c.Rows[0])
+	must(t, err)
+	if c.starts > quietTries || c.starts < quietTries && res.Limits.Others > 0 {
+		t.Errorf("%d runs, others used %v %%", c.starts, res.Limits.Others)
+	}
+	before := c.starts
+	c.o.OthersMax = 0
+	if _, err := c.quiet(t.Context(), &c.Rows[0]); err != nil || c.starts != before+1 {
+		t.Errorf("%d runs where nobody asks for quiet: %v", c.starts-before, err)
+	}
+}
+
 // With rounds left to the spread, a comparison of one subject with itself ends at the limit or alike, and never before
 // there are enough for a verdict.
 func TestCompareGoesOnUntilItIsDecided(t *testing.T) {

@@ -22,6 +22,7 @@ import (
 type reportFlags struct {
 	rounds string
 	prune  bool
+	others float64
 	format string
 	chart  string
 	out    string
@@ -31,6 +32,7 @@ type reportFlags struct {
 func (f *reportFlags) add(set *pflag.FlagSet, rounds string, prune bool) {
 	set.StringVar(&f.rounds, "rounds", rounds, "how often each is measured: N, or auto[:MAX] for 5 and then more until the spread allows a verdict (MAX is 15)")
 	set.BoolVar(&f.prune, "prune", prune, "leave out, after the warm-up, configurations of the peer and of fio that are far behind in everything")
+	set.Float64Var(&f.others, "others-max", 0, "repeat a run, a few times, when others use more percent of the machine meanwhile (25 is fair on a shared one); 0 never")
 	set.StringVar(&f.format, "format", "text", "text, markdown or json")
 	set.StringVar(&f.chart, "chart", "", "draw the figures into this SVG file, too")
 	set.StringVar(&f.out, "out", "", "write the report into this directory in all formats, too")
@@ -65,7 +67,7 @@ func (f *reportFlags) parse() (bench.Rounds, error) {
 
 // options make the comparison's.
 func (f *reportFlags) options(s Streams, r bench.Rounds) bench.Options {
-	return bench.Options{Rounds: r, Prune: f.prune, Progress: func(line string) { fmt.Fprintln(s.Err, line) }}
+	return bench.Options{Rounds: r, Prune: f.prune, OthersMax: f.others, Progress: func(line string) { fmt.Fprintln(s.Err, line) }}
 }
 
 // write tells the report wherever it is wanted. name is that of the files in the directory.
