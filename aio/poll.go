@@ -110,7 +110,8 @@ const (
 )
 
 // windows are for how long a wait polls first. There are two, since there are two things to wait for, which take
-// different times: a device that is slower than polling lasts must not keep the loop from meeting a guest that is not.
+// different times. A guest that pauses says nothing about the device; but where the device takes longer than polling
+// lasts, meeting the guest sooner gains little of the whole, and polling for it costs as much as ever: both are shut.
 type windows struct {
 	device int64 // while requests are in flight
 	guest  int64 // while none is
@@ -170,10 +171,13 @@ func (l *Loop) sleep(timeout int64) {
 		return
 	}
 	window := l.window() // of what was waited for, whatever came
+	device := window == &l.windows.device
 	began := nanotime() - l.vain
 	l.vain = 0
 	l.note(l.poller.wait(timeout))
 	switch slept := nanotime() - began; {
+	case slept > limit && device:
+		l.windows = windows{}
 	case slept > limit:
 		*window = 0
 	case slept > *window:

@@ -3,6 +3,7 @@
 package aio
 
 import (
+	"runtime"
 	"testing"
 	"time"
 
@@ -56,6 +57,9 @@ func both(window int64) windows { return windows{device: window, guest: window} 
 // pollingLoop is a loop that this goroutine drives, with a window.
 func pollingLoop(t *testing.T, o LoopOptions, window time.Duration) *Loop {
 	t.Helper()
+	// A ring belongs to the thread that enables it.
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
 	o.PollMax = max(window, 1)
 	l, _, _ := diaryLoop(t, o)
 	l.tid.Store(int64(sys.Gettid()))
@@ -175,4 +179,22 @@ func TestPollingKeepsToItsBudget(t *testing.T) {
 			t.Errorf("credit %d is more than a burst", l.credit)
 		}
 	})
+}
+
+// A guest that pauses shuts its own window; a device that is slow shuts both.
+func TestSlowDeviceEndsPolling(t *testing.T) {
+	l := pollingLoop(t, LoopOptions{Poller: PollerPoll}, time.Microsecond)
+	l.windows = both(500)
+	l.sleep(int64(2 * time.Millisecond))
+	if l.windows != (windows{device: 500}) {
+		t.Errorf("%+v after a pause of the guest's", l.windows)
+	}
+	busy := l.engines[EngineThreads].(*diaryEngine)
+	busy.queue = 1
+	defer func() { busy.queue = 0 }()
+	l.windows = both(500)
+	l.sleep(int64(2 * time.Millisecond))
+	if l.windows != both(0) {
+		t.Errorf("%+v after a slow request", l.windows)
+	}
 }
