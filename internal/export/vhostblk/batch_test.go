@@ -135,6 +135,26 @@ func TestOneTurnOneNotification(t *testing.T) {
 	}
 }
 
+// A ring that holds more than the first share begins with that share, so that the guest hears of it while the rest is taken;
+// the shares grow, and all of it is served by one kick.
+func TestAFullRingBeginsSmall(t *testing.T) {
+	r := newRig(t, null.New(null.Options{Size: diskSize}), rigOptions{noEventIdx: true})
+	q := r.queues[0]
+	for range 256 {
+		q.add(r.standard(virtioblk.TypeIn, 0, 512))
+	}
+	q.ring()
+	for q.d.Out() > 0 {
+		q.next()
+	}
+	s, err := r.dev.Stats(t.Context())
+	must(t, err)
+	// 32, 64, 128 and the rest.
+	if s.Batches != 4 || s.Publishes != 4 || s.Kicks != 1 {
+		t.Errorf("%d looks that found something, %d publications, %d kicks; want 4, 4, 1", s.Batches, s.Publishes, s.Kicks)
+	}
+}
+
 // The same without batching, which is what the batching is measured against: each leaves and comes back by itself.
 func TestUnbatchedLoopNotifiesEach(t *testing.T) {
 	n := imageIn(t, memoryDir(t), 4<<20, file.Options{Engine: aio.EngineLinuxAIO})

@@ -179,7 +179,7 @@ func (s *stepRig) compete(greedy, modest *rigQueue) {
 	if most := turnsMax * turnShare; servedWorst > most {
 		t.Errorf("%d requests of the greedy guest were served meanwhile, want at most %d", servedWorst, most)
 	}
-	if served < rounds*turnShare {
+	if served < rounds*firstShare {
 		t.Errorf("the greedy guest got only %d requests: it was held up", served)
 	}
 }

@@ -19,10 +19,17 @@ import (
 // errFault says that guest memory is mapped but not there any more: its owner truncated the file behind it.
 var errFault = errors.New("guest memory faulted (its file was truncated)")
 
-// turnShare is how many requests a queue may take in one turn of its loop: what else the loop serves waits for them. It is
-// the size of the usual queue, so that a turn still takes such a ring whole: with half of it a null disk spends a fifth more
-// a request. What the ring holds beyond is taken in the next turn, which comes at once.
-const turnShare = 256
+// How many requests a queue may take in one turn of its loop. What the ring holds beyond is taken in the next turn, which
+// comes at once.
+//
+// A ring that was found full after a pause begins with firstShare. The first requests are then with the disk, or with the
+// guest again, while the rest is still taken: where both sides took turns on the whole ring, each would sleep while the
+// other works, and every turn cost a wake-up. The share doubles while the ring holds more, so that a deep ring pays for few
+// turns, up to turnShare, the size of the usual queue: what else the loop serves waits for that many at most.
+const (
+	firstShare = 32
+	turnShare  = 256
+)
 
 // queue is one started virtqueue on its loop. Every method must be called on the loop, except newQueue and release.
 //
@@ -51,6 +58,7 @@ type queue struct {
 	store   *store
 
 	turn    int64         // the loop's clock when something was last taken
+	share   int           // how much may be taken in a turn
 	budget  int           // how much may still be taken in that turn
 	held    bool          // the ring held more than the turn's share
 	waiting bool          // for the next turn
@@ -128,7 +136,7 @@ func newQueue(d *Device, v vhostuser.Vring, at int) (*queue, error) {
 		record: d.records[v.Index], stats: &d.records[v.Index].QueueStats,
 		dev: d, index: v.Index, loop: d.opts.Loops[at], face: d.faces[at], vq: vq, vring: v,
 		call: call, complain: complain, bell: d.bells[at], calls: coalescer{bound: d.opts.Coalesce}, mem: newMemory(v.Mem),
-		stopped: make(chan struct{}),
+		stopped: make(chan struct{}), share: firstShare,
 	}
 	q.end.H, q.hook.H = q, q
 	q.next.Done = (*nextTurn)(q)
@@ -293,7 +301,7 @@ func (q *queue) collect() (n uint64, err error) {
 		}
 	}()
 	if now := q.loop.Now(); now != q.turn {
-		q.turn, q.budget = now, turnShare
+		q.turn, q.budget = now, q.share
 	}
 	for more := true; more; {
 		q.vq.DisableKicks()
@@ -304,6 +312,7 @@ func (q *queue) collect() (n uint64, err error) {
 			}
 			if q.budget <= 0 && q.vq.Pending() {
 				q.held = true // kicks stay off here, too
+				q.share = min(2*q.share, turnShare)
 				q.loop.AtTurnEnd(&q.end)
 				return n, nil
 			}
@@ -330,6 +339,7 @@ func (q *queue) collect() (n uint64, err error) {
 		// A loop that polls looks by itself; the guest then saves its kicks, and the loop arms them before it sleeps.
 		more = !q.loop.Attend(&q.hook) && q.vq.EnableKicks()
 	}
+	q.share = firstShare
 	return n, nil
 }
 
