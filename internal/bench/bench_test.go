@@ -162,6 +162,21 @@ func TestRunsFailLoudly(t *testing.T) {
 	}
 }
 
+// A server that is not there, and one that serves somebody else, are told within the time that was given.
+func TestNobodyAnswers(t *testing.T) {
+	w := Workload{Runtime: 10 * time.Millisecond, Connect: 100 * time.Millisecond}
+	if _, err := Run(t.Context(), filepath.Join(t.TempDir(), "none"), w); err == nil || !strings.Contains(err.Error(), "connect to") {
+		t.Errorf("no socket: %v", err)
+	}
+	socket := serve(t, memDisk(t), 1)
+	first, err := net.Dial("unix", socket)
+	must(t, err)
+	defer first.Close()
+	if _, err := Run(t.Context(), socket, w); err == nil || !strings.Contains(err.Error(), "another front-end") {
+		t.Errorf("a busy server: %v", err)
+	}
+}
+
 func TestResultIsJSONWithFiosNames(t *testing.T) {
 	r := Result{Workload: Workload{RW: "randread", BS: 4096}, Elapsed: time.Second, Read: Direction{IOs: 1000, Bytes: 4096000, P50: 5000, P99: 9000},
 		Server: &ServerCounters{Requests: 1000, Submissions: 100, Submitted: 1000}}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluice-blk/sluice/internal/proto/virtioblk"
 	"github.com/sluice-blk/sluice/internal/sys"
@@ -31,13 +32,34 @@ func Observe(ctx context.Context, socket string, w Workload, what Observation) (
 	if err := w.Check(); err != nil {
 		return nil, err
 	}
-	f, err := vhosttest.Dial(ctx, socket)
+	f, err := dial(ctx, socket, w.Connect)
 	if err != nil {
 		return nil, err
 	}
 	g := &guest{f: f, w: &w}
 	res, err := g.run(ctx, what)
 	return res, errors.Join(err, g.close())
+}
+
+// dial connects and waits for the first answer, which a server that is busy with another front-end does not give.
+func dial(ctx context.Context, socket string, patience time.Duration) (*vhosttest.Frontend, error) {
+	within, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	f, err := vhosttest.Dial(within, socket)
+	if err != nil {
+		return nil, err
+	}
+	f.Timeout = patience
+	stop := context.AfterFunc(ctx, func() { _ = f.Close() }) // so that nobody waits for it in vain
+	_, err = f.AskU64(vhostuser.GetFeatures)
+	if !stop() && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	f.Timeout = 0
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("no answer at %s within %v: %w (another front-end may be connected: a disk has one at a time)", socket, patience, err), f.Close())
+	}
+	return f, nil
 }
 
 // guest is the connection with its memory and jobs.

@@ -26,6 +26,7 @@ type Workload struct {
 	Batch     int  // requests placed for each kick; 0: whatever is free
 	Seed      uint64
 	Hang      time.Duration // without a completion for so long, the run has failed
+	Connect   time.Duration // how long to wait for the server, at its socket and for its first answer
 }
 
 // Defaults fills what is zero, as fio would.
@@ -53,6 +54,9 @@ func (w *Workload) Defaults() {
 	}
 	if w.Seed == 0 {
 		w.Seed = 1
+	}
+	if w.Connect == 0 {
+		w.Connect = 30 * time.Second
 	}
 	if w.Hang == 0 {
 		w.Hang = 30 * time.Second

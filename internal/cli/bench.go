@@ -69,6 +69,11 @@ func (f *workloadFlags) workload() (bench.Workload, error) {
 		return w, fmt.Errorf("--bs is %s (want at most 32M)", f.bs)
 	}
 	w.BS = int(bs)
+	for flag, zero := range map[string]bool{"bs": bs == 0, "iodepth": w.IODepth == 0, "numjobs": w.NumJobs == 0, "runtime": w.Runtime == 0} {
+		if zero { // which would stand for the default below
+			return w, fmt.Errorf("--%s is 0, and nothing would be measured", flag)
+		}
+	}
 	if f.size != "" {
 		if w.Size, err = parseSize(f.size); err != nil {
 			return w, fmt.Errorf("--size: %w", err)
@@ -77,6 +82,9 @@ func (f *workloadFlags) workload() (bench.Workload, error) {
 	w.Defaults()
 	return w, w.Check()
 }
+
+// connectMax is how long bench waits for a server that somebody else runs: it is there, or a person wants to know.
+const connectMax = 3 * time.Second
 
 func newBench(s Streams) *cobra.Command {
 	f := &benchFlags{}
@@ -125,6 +133,7 @@ func (f *benchFlags) run(parent context.Context, s Streams) error {
 	case f.connect != "" && f.trace != "":
 		return &usage{errors.New("--trace is for a disk that is served from here (of another server: sluice ctl SOCKET trace)")}
 	case f.connect != "":
+		w.Connect = connectMax
 		res, err = bench.Run(ctx, f.connect, w)
 	default:
 		res, err = f.serveAndRun(ctx, s, w)

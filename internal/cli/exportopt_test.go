@@ -89,6 +89,7 @@ func TestUsageErrors(t *testing.T) {
 		want string
 	}{
 		"no verb":            {nil, "no command is given"},
+		"bench of nothing":   {[]string{"bench", "--iodepth", "0"}, "--iodepth is 0"},
 		"unknown verb":       {[]string{"frobnicate"}, `unknown command "frobnicate"`},
 		"unknown flag":       {[]string{"--frobnicate"}, "unknown flag: --frobnicate"},
 		"unknown serve flag": {[]string{"serve", "--frobnicate"}, "unknown flag: --frobnicate"},
