@@ -85,7 +85,7 @@ var Targets = []Target{
 	{ID: "mallocs", Bounds: []Bound{{Mallocs, "", 0.001}}},
 	{ID: "idle-100", Bounds: []Bound{{IdleCPU, "", 0.2}, {DiskMiB, "", 2}}},
 	{ID: "attach-16g", Bounds: []Bound{{AttachMsg, "", 50}}},
-	{ID: "guest", Elsewhere: "in a booted guest, with both servers: tests/guest and make demo"},
+	{ID: "guest", Elsewhere: "in a booted guest, with both servers: go test -tags bench -run Series -v ./tests/guest"},
 }
 
 // Checks guard against losing what was won. The bounds are wide, so that a noisy machine does not cry wolf.
