@@ -18,7 +18,9 @@ import (
 
 // Goal: the demo holds what it promises, and the job of the batching series leaves in batches when batching is on, and
 // one by one when it is off. Method: the demo, shortened, and the server's counters in its table. How much stands in the
-// ring at a time depends on when the guest's CPUs get theirs, so small batches have a second chance.
+// ring at a time depends on when the guest's CPUs get theirs, and is less the sooner the server looks; so the bound is only
+// that a submission carries more than one, and small batches have a second chance. How well batches are made is counted
+// where the driver is ours.
 func TestDemoAndBatchesOfTheSeriesJob(t *testing.T) {
 	needGuest(t)
 	needTools(t) // for the reason, should they be missing
@@ -58,8 +60,8 @@ func runDemo(t *testing.T) (small string) {
 		if !r.Batching && r.PerSubmission != 1 {
 			t.Errorf("%s: want 1 a submission without batching", row)
 		}
-		if r.Batching && r.PerSubmission < 3 {
-			small = row + ": want at least 3 a submission"
+		if r.Batching && r.PerSubmission < 1.5 {
+			small = row + ": want at least 1.5 a submission"
 		}
 	}
 	if seen == 0 {
