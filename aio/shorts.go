@@ -3,9 +3,6 @@
 package aio
 
 import (
-	"runtime/debug"
-	"syscall"
-
 	"github.com/sluice-blk/sluice/internal/sys"
 )
 
@@ -31,23 +28,14 @@ func advance(dst, mem []IOVec, moved int64) []IOVec {
 
 // zeroRest fills everything behind the first moved bytes of mem with zeros. Memory that went away meanwhile, as a
 // guest's may, gives EFAULT.
-func zeroRest(mem []IOVec, moved int64) (err error) {
-	before := debug.SetPanicOnFault(true)
-	defer func() {
-		debug.SetPanicOnFault(before)
-		if p := recover(); p != nil {
-			if !sys.IsFault(p) {
-				panic(p)
+func zeroRest(mem []IOVec, moved int64) error {
+	return sys.Guarded(func() {
+		for i := range mem {
+			n := int64(mem[i].Len)
+			if moved < n {
+				clear(mem[i].Bytes()[moved:])
 			}
-			err = syscall.EFAULT
+			moved = max(0, moved-n)
 		}
-	}()
-	for i := range mem {
-		n := int64(mem[i].Len)
-		if moved < n {
-			clear(mem[i].Bytes()[moved:])
-		}
-		moved = max(0, moved-n)
-	}
-	return nil
+	})
 }

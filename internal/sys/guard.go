@@ -30,6 +30,20 @@ func IsFault(r any) bool {
 	return ok
 }
 
+// Faulted tells whether r, as recover returned it, is such a fault, false when there was no panic. Any other panic goes on:
+//
+//	defer func() {
+//		if sys.Faulted(recover()) {
+//			err = syscall.EFAULT
+//		}
+//	}()
+func Faulted(r any) bool {
+	if r != nil && !IsFault(r) {
+		panic(r)
+	}
+	return r != nil
+}
+
 // CopyGuarded copies src to dst as the built-in copy does, and answers [syscall.EFAULT] where either side faults. What
 // was copied until then is not told. Safe for concurrent use, on memory that nobody else writes.
 func CopyGuarded(dst, src []byte) error {
@@ -45,10 +59,7 @@ func Guarded(fn func()) (err error) {
 	before := debug.SetPanicOnFault(true)
 	defer func() {
 		debug.SetPanicOnFault(before)
-		if r := recover(); r != nil {
-			if !IsFault(r) {
-				panic(r)
-			}
+		if Faulted(recover()) {
 			err = syscall.EFAULT
 		}
 	}()

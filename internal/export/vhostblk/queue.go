@@ -247,10 +247,7 @@ func (q *queue) HandleReady(w *aio.Watch, _ aio.Events) {
 // Pending looks at the ring for a loop that polls. Where the memory is gone it says yes, and collect meets the fault again.
 func (q *queue) Pending() (yes bool) {
 	defer func() {
-		if r := recover(); r != nil {
-			if !sys.IsFault(r) {
-				panic(r)
-			}
+		if sys.Faulted(recover()) {
 			yes = true
 		}
 	}()
@@ -263,10 +260,7 @@ func (q *queue) HandlePending() { q.run() }
 // Arm has the guest kick from now on. A fault is met again as in Pending.
 func (q *queue) Arm() (more bool) {
 	defer func() {
-		if r := recover(); r != nil {
-			if !sys.IsFault(r) {
-				panic(r)
-			}
+		if sys.Faulted(recover()) {
 			more = true
 		}
 	}()
@@ -293,10 +287,7 @@ func (q *queue) run() {
 // of the two places that read or write guest memory, and turns a fault there into errFault.
 func (q *queue) collect() (n uint64, err error) {
 	defer func() {
-		if r := recover(); r != nil {
-			if !sys.IsFault(r) {
-				panic(r)
-			}
+		if sys.Faulted(recover()) {
 			err = errFault
 		}
 	}()
@@ -406,10 +397,7 @@ func (c *nextTurn) Complete(*block.Request, error) {
 // called for them: the second of the two places that touch guest memory.
 func (q *queue) publish() (n int, wanted bool, err error) {
 	defer func() {
-		if r := recover(); r != nil {
-			if !sys.IsFault(r) {
-				panic(r)
-			}
+		if sys.Faulted(recover()) {
 			err = errFault
 		}
 	}()
