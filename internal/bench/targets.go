@@ -88,9 +88,10 @@ var Targets = []Target{
 	{ID: "guest", Elsewhere: "in a booted guest, with both servers: go test -tags bench -run Series -v ./tests/guest"},
 }
 
-// Checks guard against losing what was won. The bounds are wide, so that a noisy machine does not cry wolf.
+// Checks guard against losing what was won. The bounds are wide, so that a noisy machine does not cry wolf. All are of
+// processor time: IOPS of a null disk depend on whether driver and server sleep in turns, which the machine decides.
 var Checks = []Target{
-	{ID: "null-64", Setups: []Setup{{Medium: "null", RW: "randread", Depth: 64}}, Bounds: []Bound{{IOPS, Peer, 1.5}}},
+	{ID: "null-64", Setups: []Setup{{Medium: "null", RW: "randread", Depth: 64}}, Bounds: []Bound{{CPU, Peer, 1}}},
 	{ID: "shm-64", Setups: []Setup{{Medium: "shm", RW: "randread", Depth: 64}}, Bounds: []Bound{{CPU, Peer, 0.85}}},
 	{ID: "disk-64", Setups: []Setup{{Medium: "disk", RW: "randread", Depth: 64}}, Bounds: []Bound{{CPU, Peer, 1}}},
 }
