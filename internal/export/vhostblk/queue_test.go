@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/sluice-blk/sluice/internal/node/null"
 	"github.com/sluice-blk/sluice/internal/proto/virtioblk"
 	"github.com/sluice-blk/sluice/internal/sys"
+	"github.com/sluice-blk/sluice/internal/vhostuser"
 	"github.com/sluice-blk/sluice/internal/virtqtest"
 	"github.com/sluice-blk/sluice/internal/virtqueue"
 )
@@ -127,19 +129,7 @@ func TestMemoryIsReplacedUnderLoad(t *testing.T) {
 // on.
 func TestTruncatedMemoryStopsOneQueue(t *testing.T) {
 	r := newRig(t, memDisk(t, mem.Options{}), rigOptions{queues: 2})
-	lost, err := virtqtest.NewMemory(1<<40, 2<<20)
-	must(t, err)
-	defer lost.Close()
-	table, err := guestmem.NewMap([]guestmem.Region{r.mem.Region(), lost.Region()})
-	must(t, err)
-	defer table.Release()
-	_, err = r.dev.StopQueue(1)
-	must(t, err)
-	d, err := virtqtest.NewDriver(lost, virtqtest.DriverConfig{Size: 128, EventIdx: true, Indirect: true})
-	must(t, err)
-	q := &rigQueue{rig: r, index: 1, d: d, kick: r.queues[1].kick, call: r.queues[1].call}
-	v := q.vring(0, true)
-	v.Mem = table
+	lost, q, v := r.losable()
 	must(t, r.dev.StartQueue(v))
 
 	must(t, sys.Ftruncate(lost.FD(), 0))
@@ -155,27 +145,76 @@ func TestTruncatedMemoryStopsOneQueue(t *testing.T) {
 	if status, _ := r.queues[0].do(r.standard(virtioblk.TypeIn, 0, 512)); status != virtioblk.StatusOK {
 		t.Errorf("the other queue: status %d", status)
 	}
-	_, err = r.dev.StopQueue(1)
+	_, err := r.dev.StopQueue(1)
 	must(t, err)
+}
+
+// A header that vanishes while it is read breaks the queue, and costs no reference to its memory: what a front-end leaves
+// behind is given back.
+func TestAFaultWhileParsingKeepsNoMemory(t *testing.T) {
+	r := newRig(t, memDisk(t, mem.Options{}), rigOptions{})
+	lost, err := virtqtest.NewMemory(1<<40, 2<<20)
+	must(t, err)
+	defer lost.Close()
+	b, err := lost.Alloc(virtioblk.HeaderSize, 16)
+	must(t, err)
+	before := memfdMappings(t)
+	table, err := guestmem.NewMap([]guestmem.Region{r.mem.Region(), lost.Region()})
+	must(t, err)
+	must(t, r.dev.SetMem(table))
+	table.Release() // the queue has its own reference
+	must(t, sys.Ftruncate(lost.FD(), 0))
+	req := r.standard(virtioblk.TypeIn, 0, 512)
+	req.readable[0] = segment(b)
+	r.queues[0].add(req)
+	r.queues[0].ring()
+	select {
+	case err := <-r.broken:
+		if !errors.Is(err, errFault) {
+			t.Errorf("the queue stopped for another reason: %v", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("nobody was told")
+	}
+	must(t, r.dev.SetMem(r.table))
+	_, err = r.dev.StopQueue(0)
+	must(t, err)
+	if now := memfdMappings(t); now != before {
+		t.Errorf("%d mappings of memfds, %d before", now, before)
+	}
+}
+
+func memfdMappings(t *testing.T) int {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	must(t, err)
+	return bytes.Count(maps, []byte("memfd:"))
+}
+
+// losable is a second memory, which the test may truncate, and queue 1, stopped, with its rings in there.
+func (r *rig) losable() (*virtqtest.Memory, *rigQueue, vhostuser.Vring) {
+	r.t.Helper()
+	lost, err := virtqtest.NewMemory(1<<40, 2<<20)
+	must(r.t, err)
+	r.t.Cleanup(func() { must(r.t, lost.Close()) })
+	table, err := guestmem.NewMap([]guestmem.Region{r.mem.Region(), lost.Region()})
+	must(r.t, err)
+	r.t.Cleanup(table.Release)
+	_, err = r.dev.StopQueue(1)
+	must(r.t, err)
+	d, err := virtqtest.NewDriver(lost, virtqtest.DriverConfig{Size: 128, EventIdx: true, Indirect: true})
+	must(r.t, err)
+	q := &rigQueue{rig: r, index: 1, d: d, kick: r.queues[1].kick, call: r.queues[1].call}
+	v := q.vring(0, true)
+	v.Mem = table
+	return lost, q, v
 }
 
 // A queue whose rings lie in memory that was truncated before it starts is refused, and the disk goes on.
 func TestStartInTruncatedMemoryIsRefused(t *testing.T) {
 	r := newRig(t, memDisk(t, mem.Options{}), rigOptions{queues: 2})
-	lost, err := virtqtest.NewMemory(1<<40, 2<<20)
-	must(t, err)
-	defer lost.Close()
-	table, err := guestmem.NewMap([]guestmem.Region{r.mem.Region(), lost.Region()})
-	must(t, err)
-	defer table.Release()
-	_, err = r.dev.StopQueue(1)
-	must(t, err)
-	d, err := virtqtest.NewDriver(lost, virtqtest.DriverConfig{Size: 128, EventIdx: true, Indirect: true})
-	must(t, err)
-	q := &rigQueue{rig: r, index: 1, d: d, kick: r.queues[1].kick, call: r.queues[1].call}
+	lost, _, v := r.losable()
 	must(t, sys.Ftruncate(lost.FD(), 0))
-	v := q.vring(0, true)
-	v.Mem = table
 	if err := r.dev.StartQueue(v); !errors.Is(err, syscall.EFAULT) {
 		t.Errorf("start: %v, want EFAULT", err)
 	}
