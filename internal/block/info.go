@@ -50,6 +50,8 @@ type Info struct {
 
 	// WriteCache tells that a completed write may be lost when power fails until a flush made it durable.
 	WriteCache bool
+	// SingleLoop tells that all queues must be on one loop: state is kept there that no other loop may touch.
+	SingleLoop bool
 
 	Durability string // one sentence: what flush and FUA mean here
 	Engine     string // for people: which engine serves it, and why

@@ -472,10 +472,18 @@ func drain(t *testing.T, s Subject) {
 	}
 }
 
-// twoLoops has two loops write neighbouring sectors, so that on coarse blocks each is in the way of the other.
+// twoLoops has two loops write neighbouring sectors, so that on coarse blocks each is in the way of the other. A node of
+// one loop refuses a second one, and is written by two queues of the first.
 func twoLoops(t *testing.T, s Subject) {
 	b := s.bed(t, nil)
-	second := Guarded(t, Loop(t, s.Loop), b.h)
+	l := Loop(t, s.Loop)
+	if b.n.Info().SingleLoop {
+		if err := On(t, l, func() error { _, err := b.h.Queue(l); return err }); !errors.Is(err, block.ErrBusy) {
+			t.Fatalf("a queue on a second loop: %v, want that it is in use", err)
+		}
+		l = b.Loop
+	}
+	second := Guarded(t, l, b.h)
 	const sectors = 1024
 	model := make([]byte, sectors*512)
 	for round := range byte(4) {

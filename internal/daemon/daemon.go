@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -164,16 +165,22 @@ func (d *Daemon) startDisk(ctx context.Context, c *DiskConfig) error {
 	for i, l := range used {
 		loops[i] = all[l]
 	}
-	disk, err := OpenDisk(ctx, c, loops)
+	disk, err := openDisk(ctx, c, loops, len(d.disks))
 	if err != nil {
 		return err
+	}
+	where := c.placement(len(all))
+	if len(disk.loops) < len(loops) { // it must be on one, and is on the one that was its turn
+		used = []int{used[slices.Index(loops, disk.loops[0])]}
+		clear(loopOf)
+		where = single(len(loopOf), used[0])
 	}
 	disk.loopOf = loopOf
 	d.disks = append(d.disks, disk)
 	d.undo = append(d.undo, func() error { return disk.Close(context.Background()) })
 	disk.describe(d.log)
 	disk.warn(d.log)
-	d.log.Info("queues are placed", "disk", disk.Name(), "queues", len(loopOf), "where", c.placement(len(all)), "merge", !c.NoMerge)
+	d.log.Info("queues are placed", "disk", disk.Name(), "queues", len(loopOf), "where", where, "merge", !c.NoMerge)
 	for i := range c.Exports {
 		if err := d.startExport(ctx, disk, &c.Exports[i]); err != nil {
 			return err

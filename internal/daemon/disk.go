@@ -28,11 +28,21 @@ type Disk struct {
 }
 
 // OpenDisk opens what c describes for use on loops, which must be running and outlive the disk. It makes the disk known
-// to each loop, so that an engine that cannot serve it is an error here and not at the first guest's.
+// to each loop, so that an engine that cannot serve it is an error here and not at the first guest's. A disk that must be on
+// one loop takes the first.
 func OpenDisk(ctx context.Context, c *DiskConfig, loops []*aio.Loop) (*Disk, error) {
+	return openDisk(ctx, c, loops, 0)
+}
+
+// openDisk is OpenDisk where a disk that must be on one loop takes the home-th, counted around.
+func openDisk(ctx context.Context, c *DiskConfig, loops []*aio.Loop, home int) (*Disk, error) {
 	node, err := graph.Build(ctx, c.spec(), graph.AnyPath)
 	if err != nil {
 		return nil, fmt.Errorf("open disk %s: %w", c.Name(), err)
+	}
+	if node.Info().SingleLoop {
+		home %= len(loops)
+		loops = loops[home : home+1]
 	}
 	d := &Disk{config: *c, loops: loops, handle: block.NewHandle(node, &block.HandleOptions{
 		ReadOnly: c.ReadOnly, LogicalBlockSize: c.LogicalBlock, IgnoreDiscard: c.NoDiscard, Cache: c.Cache,

@@ -109,6 +109,9 @@ func (c *DiskConfig) placement(loops int) string {
 	return strings.Join(parts, ", ")
 }
 
+// single is placement for a disk whose queues are all on one loop.
+func single(queues, loop int) string { return span(0, queues-1) + " on loop " + span(loop, loop) }
+
 func span(first, last int) string {
 	if first == last {
 		return strconv.Itoa(first)

@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"syscall"
 	"time"
 
@@ -37,6 +38,7 @@ const (
 	DriverMem  = "mem"
 
 	FormatRaw   = "raw"
+	FormatQcow2 = "qcow2"
 	FormatProbe = "probe"
 
 	LockOn     = "on"     // as the only writer, or as a reader that keeps writers away
@@ -49,8 +51,22 @@ type Spec struct {
 	Driver   string // file (default), null or mem
 	Path     string // file
 	Size     int64  // null and mem: bytes
-	Format   string // raw (default) or probe
+	Format   string // raw (default), qcow2 or probe
 	ReadOnly bool
+
+	// Growable opens a raw file that grows as it is written, see file.Options: for whoever puts a format on it.
+	Growable bool
+
+	// Of qcow2 images. A backing chain is opened read-only, each file with the format that the image above it names.
+	NoBacking         bool   // what the image does not store reads as zeros, although it names a backing file
+	Backing           *Spec  // in place of the backing file that the image names; with NoBacking neither is opened
+	ProbeBacking      bool   // a backing file whose format is not named is probed; without it, it is refused
+	DataFile          string // in place of the external data file that the image names
+	Snapshot          string // show this internal snapshot, by ID or name; it needs ReadOnly
+	L2CacheSize       int64  // bytes of tables that are kept; 0 chooses by the size of the disk
+	RefcountCacheSize int64  // bytes of refcounts that are kept; 0 chooses
+	KeepOnDiscard     bool   // discarded clusters stay allocated, so that the image does not become scattered
+	FileFault         string // faults to inject below the format
 
 	Offset, Window int64 // the part of it that is the disk; a Window of 0 is up to the end
 
@@ -126,7 +142,15 @@ func (s *Spec) check() error {
 		s.Lock = LockOn
 	}
 	isFile := s.Driver == DriverFile
+	if s.Format == FormatQcow2 {
+		return fmt.Errorf("format qcow2 is not served yet: %w", syscall.ENOTSUP)
+	}
+	if !reflect.DeepEqual(s.ofFormat(), Spec{}) {
+		return fmt.Errorf("backing, data file, snapshot, cache sizes and faults below the format are for format=qcow2: %w", syscall.EINVAL)
+	}
 	switch {
+	case s.Growable && (s.Offset != 0 || s.Window != 0):
+		return fmt.Errorf("a file that grows has no window: %w", syscall.EINVAL)
 	case !isFile && s.Driver != DriverNull && s.Driver != DriverMem:
 		return fmt.Errorf("unknown driver %q (want file, null or mem): %w", s.Driver, syscall.EINVAL)
 	case s.Format != FormatRaw && s.Format != FormatProbe:
@@ -147,6 +171,14 @@ func (s *Spec) check() error {
 	return nil
 }
 
+// ofFormat is s with what only image formats know.
+func (s *Spec) ofFormat() Spec {
+	return Spec{
+		NoBacking: s.NoBacking, Backing: s.Backing, ProbeBacking: s.ProbeBacking, DataFile: s.DataFile, Snapshot: s.Snapshot,
+		L2CacheSize: s.L2CacheSize, RefcountCacheSize: s.RefcountCacheSize, KeepOnDiscard: s.KeepOnDiscard, FileFault: s.FileFault,
+	}
+}
+
 // bottom opens the node that everything stands on.
 func (b *builder) bottom(s Spec) (block.Node, error) {
 	if err := b.down(); err != nil {
@@ -156,7 +188,7 @@ func (b *builder) bottom(s Spec) (block.Node, error) {
 	case DriverNull:
 		return null.New(null.Options{Size: s.Size, ReadOnly: s.ReadOnly, Latency: s.Latency, ReadZeroes: s.ReadZeroes}), nil
 	case DriverMem:
-		return mem.New(mem.Options{Size: s.Size, ReadOnly: s.ReadOnly})
+		return mem.New(mem.Options{Size: s.Size, ReadOnly: s.ReadOnly, Growable: s.Growable})
 	}
 	return b.file(s)
 }
@@ -171,7 +203,7 @@ func (b *builder) file(s Spec) (block.Node, error) {
 	}
 	o := file.Options{
 		Path: path, ReadOnly: s.ReadOnly, Cache: s.Cache, Engine: s.Engine, IgnoreDiscard: s.IgnoreDiscard,
-		Lock: s.Lock == LockOn, LockShared: s.Lock == LockShared,
+		Lock: s.Lock == LockOn, LockShared: s.Lock == LockShared, Growable: s.Growable,
 	}
 	n, err := file.Open(o)
 	if err != nil {

@@ -77,7 +77,9 @@ func TestWhatIsRefused(t *testing.T) {
 		words string
 	}{
 		{"driver", graph.Spec{Driver: "nbd"}, graph.AnyPath, syscall.EINVAL, "unknown driver"},
-		{"format", graph.Spec{Path: path, Format: "qcow2"}, graph.AnyPath, syscall.EINVAL, "unknown format"},
+		{"format", graph.Spec{Path: path, Format: "qed"}, graph.AnyPath, syscall.EINVAL, "unknown format"},
+		{"snapshot of raw", graph.Spec{Path: path, ReadOnly: true, Snapshot: "a"}, graph.AnyPath, syscall.EINVAL, "format=qcow2"},
+		{"window that grows", graph.Spec{Path: path, Growable: true, Offset: 512}, graph.AnyPath, syscall.EINVAL, "no window"},
 		{"lock", graph.Spec{Path: path, Lock: "maybe"}, graph.AnyPath, syscall.EINVAL, "unknown lock"},
 		{"no path", graph.Spec{}, graph.AnyPath, syscall.EINVAL, "needs a path"},
 		{"size of a file", graph.Spec{Path: path, Size: 1}, graph.AnyPath, syscall.EINVAL, "its own"},

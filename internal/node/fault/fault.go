@@ -32,6 +32,7 @@
 package fault
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 
@@ -74,6 +75,17 @@ func (n *Node) Info() block.Info { return n.below.Info() }
 
 // Close implements block.Node.
 func (n *Node) Close() error { return n.below.Close() }
+
+// Map implements block.Mapper: no faults here, what the node below says.
+func (n *Node) Map(ctx context.Context, off, length int64, each func(block.Extent) error) error {
+	return block.Map(ctx, n.below, off, length, each)
+}
+
+// Length implements block.Growable: that of the node below.
+func (n *Node) Length() (int64, error) { return block.Length(n.below) }
+
+// Truncate implements block.Growable.
+func (n *Node) Truncate(length int64) error { return block.Truncate(n.below, length) }
 
 // Queue implements block.Node. Must be called on the loop.
 func (n *Node) Queue(l *aio.Loop) (block.Queue, error) {

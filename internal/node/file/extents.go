@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"syscall"
 
+	"github.com/sluice-blk/sluice/internal/block"
 	"github.com/sluice-blk/sluice/internal/sys"
 )
 
@@ -42,6 +43,25 @@ func (n *Node) Extents(ctx context.Context, offset, length int64) ([]Extent, err
 		offset = e.Offset + e.Length
 	}
 	return list, nil
+}
+
+// Map implements block.Mapper: holes read as zeros and store nothing. A file that grows is one hole behind its end.
+func (n *Node) Map(ctx context.Context, off, length int64, each func(block.Extent) error) error {
+	for at, end := off, off+length; at < end; {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		e, err := n.extentAt(at, end)
+		if err != nil {
+			return fmt.Errorf("map %q at %d: %w", n.o.Path, at, err)
+		}
+		at = e.Offset + e.Length
+		err = each(block.Extent{Offset: e.Offset, Length: e.Length, Data: !e.Hole, Zero: e.Hole, Present: true, Host: e.Offset, File: n.o.Path})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // extentAt gives the extent that begins at offset.

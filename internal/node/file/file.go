@@ -10,7 +10,8 @@
 //
 // A disk is made of sectors of 512 bytes. A regular file whose length is no multiple of that is shown with its last
 // sector whole: what lies beyond the end of the file reads as zeros, and a write to it makes the file longer, to the
-// end of that sector at most. FileSize tells the exact length. Nothing else changes the length of the file.
+// end of that sector at most. FileSize tells the exact length. Nothing else changes the length of the file, unless it was opened as one
+// that grows, for an image format to stand on.
 //
 // # What it does not do
 //
@@ -46,6 +47,10 @@ type Options struct {
 	Lock bool
 	// LockShared looks on without any lock, also while somebody writes. It needs ReadOnly.
 	LockShared bool
+	// Growable opens a file for an image format to stand on: it has no size, reads as zeros beyond its end, and grows as it is
+	// written. Info.Size is block.Unbounded, and Length tells the length. It is for regular files; a block device ends where
+	// it ends.
+	Growable bool
 }
 
 // Node is an open file. It implements block.Node.
@@ -102,6 +107,30 @@ func (n *Node) Info() block.Info {
 // FileSize is the exact length of the file, or the size of the device, as it was when the node was opened.
 func (n *Node) FileSize() int64 { return n.fileSize }
 
+// Length implements block.Growable: what the file system says now. A block device does not change.
+func (n *Node) Length() (int64, error) {
+	if n.isBlock {
+		return n.fileSize, nil
+	}
+	var st sys.Stat_t
+	if err := sys.Fstat(n.fd, &st); err != nil {
+		return 0, fmt.Errorf("ask for the length of %q: %w", n.o.Path, err)
+	}
+	return st.Size, nil
+}
+
+// Truncate implements block.Growable.
+func (n *Node) Truncate(length int64) error {
+	err := error(syscall.EINVAL)
+	if n.o.Growable && !n.o.ReadOnly && !n.isBlock {
+		err = sys.Ftruncate(n.fd, length)
+	}
+	if err != nil {
+		return fmt.Errorf("set the length of %q to %d: %w", n.o.Path, length, err)
+	}
+	return nil
+}
+
 // Direct tells whether the page cache is passed by.
 func (n *Node) Direct() bool { return n.direct }
 
@@ -142,6 +171,9 @@ func (n *Node) describe(f *opened) block.Info {
 	}
 	if n.o.ReadOnly {
 		i.WriteZeroes = block.None
+	}
+	if n.o.Growable && !f.isBlock {
+		i.Size = block.Unbounded
 	}
 	switch n.o.Cache {
 	case block.CacheUnsafe:

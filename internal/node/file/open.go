@@ -66,7 +66,7 @@ func openDirect(o Options) (f *opened, why string, err error) {
 	if err = f.measure(); err == nil {
 		why, err = f.probeAlign()
 	}
-	if why == "" && err == nil && f.size%int64(f.align) != 0 {
+	if why == "" && err == nil && f.size%int64(f.align) != 0 && !o.Growable {
 		why = fmt.Sprintf("the size of %d bytes is no multiple of the %d that direct I/O needs", f.size, f.align)
 	}
 	if why != "" || err != nil {

@@ -68,6 +68,7 @@ func (n *Node) CrashClone(survives func(offset int64) bool) (*Node, error) {
 		}
 	}
 	copyData(c.journal.base, c.data)
+	c.length.Store(n.length.Load())
 	return c, nil
 }
 

@@ -13,6 +13,7 @@ package mem
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/sluice-blk/sluice/aio"
@@ -26,12 +27,17 @@ type Options struct {
 	ReadOnly bool
 	// Journal remembers unflushed writes for CrashClone, and so makes the disk one with a volatile write cache.
 	Journal bool
+	// Growable makes a disk for an image format to stand on: one without a size, whose length is up to the last byte that was
+	// written. Size is then how much it can hold at most: a write beyond is ENOSPC.
+	Growable bool
 }
 
 // Node implements block.Node.
 type Node struct {
 	o    Options
 	data []byte // len is o.Size; nil for a size of 0
+
+	length atomic.Int64 // of a growable disk
 
 	mu      sync.Mutex
 	journal *journal // nil without one
@@ -108,6 +114,9 @@ func (n *Node) Info() block.Info {
 	if n.o.ReadOnly {
 		i.Discard, i.WriteZeroes = block.None, block.None
 	}
+	if n.o.Growable {
+		i.Size = block.Unbounded
+	}
 	return i
 }
 
@@ -153,11 +162,17 @@ func (n *Node) do(r *block.Request) error {
 		defer n.mu.Unlock()
 	}
 	var err error
+	if n.o.Growable && r.Op != block.OpFlush && r.Length > 0 && (r.Offset > n.o.Size || r.Length > n.o.Size-r.Offset) {
+		return n.beyond(r)
+	}
 	switch r.Op {
 	case block.OpRead:
 		return n.read(r)
 	case block.OpWrite:
 		err = n.write(r)
+		if n.o.Growable && err == nil {
+			n.grow(r.Offset + r.Length)
+		}
 	case block.OpDiscard, block.OpWriteZeroes:
 		err = n.zero(n.data[r.Offset:r.Offset+r.Length], r.Op == block.OpDiscard || r.Flags&block.FlagUnmap != 0)
 	case block.OpFlush:

@@ -7,6 +7,7 @@
 package null
 
 import (
+	"context"
 	"time"
 
 	"github.com/sluice-blk/sluice/aio"
@@ -60,6 +61,14 @@ func (n *Node) Info() block.Info {
 // Queue implements block.Node. Must be called on the loop.
 func (n *Node) Queue(l *aio.Loop) (block.Queue, error) {
 	return &queue{loop: l, latency: n.o.Latency, fill: n.o.ReadZeroes}, nil
+}
+
+// Map implements block.Mapper. Memory that a read leaves as it is counts as data.
+func (n *Node) Map(ctx context.Context, off, length int64, each func(block.Extent) error) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	return each(block.Extent{Offset: off, Length: length, Data: !n.o.ReadZeroes, Zero: n.o.ReadZeroes, Present: true, Host: -1, File: "null"})
 }
 
 // Close implements block.Node.

@@ -8,6 +8,7 @@
 package raw
 
 import (
+	"context"
 	"fmt"
 	"syscall"
 
@@ -66,6 +67,14 @@ func (n *Node) Queue(l *aio.Loop) (block.Queue, error) {
 		return q, err // without an offset there is nothing to do, and so nobody in between
 	}
 	return &queue{below: q, offset: n.offset}, nil
+}
+
+// Map implements block.Mapper: what the node below says of the window.
+func (n *Node) Map(ctx context.Context, off, length int64, each func(block.Extent) error) error {
+	return block.Map(ctx, n.below, n.offset+off, length, func(e block.Extent) error {
+		e.Offset -= n.offset
+		return each(e)
+	})
 }
 
 // Close implements block.Node.
