@@ -10,5 +10,5 @@ import (
 )
 
 func main() {
-	os.Exit(cli.Main(os.Args[1:], cli.Std()))
+	os.Exit(cli.MainOf(os.Args, cli.Std()))
 }

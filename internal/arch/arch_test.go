@@ -30,6 +30,7 @@ var floors = map[string]int{
 	"internal/daemon":    8,
 	"internal/bench":     8,
 	"internal/guestvm":   8,
+	"internal/img":       8,
 	"internal/export":    7,
 	"internal/graph":     6,
 	"internal/node":      5,

@@ -4,7 +4,7 @@
 // statuses, and owns what a process has one of: arguments, standard streams, signals. What is done is done below.
 //
 // Exit statuses are the same for all verbs: 0 when what was asked for was done, 1 when it failed, 2 when it could not be
-// understood.
+// understood. The verbs of img have those of qemu-img.
 package cli
 
 import (
@@ -41,6 +41,9 @@ func Main(args []string, s Streams) int {
 	if err == nil {
 		return exitOK
 	}
+	if said := new(status); errors.As(err, &said) {
+		return said.code
+	}
 	fmt.Fprintf(s.Err, "sluice: %v\n", err)
 	if failed := new(failure); errors.As(err, &failed) {
 		return exitFailure
@@ -76,7 +79,7 @@ Exit status: 0 done, 1 failed, 2 the command line could not be understood.`),
 	root.Version = versionLine()
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetHelpCommand(&cobra.Command{Use: "no-help", Hidden: true}) // --help says it all
-	root.AddCommand(newServe(s), newBench(s), newCtl(s), newDemo(s), newDoctor(s), newVersion(s))
+	root.AddCommand(newServe(s), newBench(s), newCtl(s), newDemo(s), newDoctor(s), newImg(s), newVersion(s))
 	return root
 }
 

@@ -86,7 +86,7 @@ func (n *Node) open() error {
 	}
 	n.fd, n.isBlock, n.direct, n.fileSize = f.fd, f.isBlock, f.direct, f.size
 	if n.o.Lock && !n.o.LockShared {
-		if err := lockImage(n.fd, n.o.ReadOnly); err != nil {
+		if err := LockImage(n.fd, n.o.ReadOnly); err != nil {
 			return err
 		}
 	}

@@ -47,8 +47,24 @@ var (
 	errInUseHint = "stop whoever uses it, or look on without a lock: readonly with lock=shared; QEMU's tools: -U"
 )
 
-// lockImage locks the image behind fd, or says who is in the way. The locks go when fd is closed.
-func lockImage(fd int, readOnly bool) error {
+// LockError tells what stands in the way of a lock.
+type LockError struct {
+	// Permission is what was wanted: read, write or resize.
+	Permission string
+	// Shared tells that others have that permission, which was to be kept from them; else somebody keeps it from us.
+	Shared bool
+	err    error
+}
+
+// Error says it in our words.
+func (e *LockError) Error() string { return e.err.Error() }
+
+// Unwrap gives the cause, which carries EAGAIN.
+func (e *LockError) Unwrap() error { return e.err }
+
+// LockImage locks the image behind fd, as its only writer or as a reader that keeps writers away, or says who is in the
+// way, as a *LockError. The locks go when fd is closed. Safe for concurrent use.
+func LockImage(fd int, readOnly bool) error {
 	does := writerDoes
 	if readOnly {
 		does = readerDoes
@@ -64,14 +80,14 @@ func lockImage(fd int, readOnly bool) error {
 		if taken, err := lockedByOther(fd, forbidsBase+int64(p)); err != nil {
 			return err
 		} else if taken {
-			return fmt.Errorf("lock image for %s: another process, or another disk of this one, has it open and does not share that: %w (%s)", p, syscall.EAGAIN, errInUseHint)
+			return &LockError{Permission: p.String(), err: fmt.Errorf("lock image for %s: another process, or another disk of this one, has it open and does not share that: %w (%s)", p, syscall.EAGAIN, errInUseHint)}
 		}
 	}
 	for _, p := range bothForbid {
 		if taken, err := lockedByOther(fd, doesBase+int64(p)); err != nil {
 			return err
 		} else if taken {
-			return fmt.Errorf("lock image against %s by others: another process, or another disk of this one, has it open for that: %w (%s)", p, syscall.EAGAIN, errInUseHint)
+			return &LockError{Permission: p.String(), Shared: true, err: fmt.Errorf("lock image against %s by others: another process, or another disk of this one, has it open for that: %w (%s)", p, syscall.EAGAIN, errInUseHint)}
 		}
 	}
 	return nil

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+
+	"github.com/sluice-blk/sluice/internal/img"
+)
+
+var imgCreate = imgVerb{
+	name:  "create",
+	usage: "[-q] [-f fmt] [-b backing_file [-F backing_fmt]] [-u] [-o options] filename [size]",
+	run:   runImgCreate,
+}
+
+// imgCreateFlags are the flags of create.
+type imgCreateFlags struct {
+	format                     string
+	backing, backingFormat     string
+	hasBacking, unsafe, silent bool
+	options                    []string
+}
+
+func runImgCreate(c *imgCall, args []string) int {
+	o := imgCreateFlags{format: img.FormatRaw}
+	f := c.flags()
+	f.text('f', "", &o.format)
+	f.each('b', "", func(v string) error { o.backing, o.hasBacking = v, true; return nil })
+	f.text('F', "", &o.backingFormat)
+	f.on('u', "", &o.unsafe)
+	f.on('q', "", &o.silent)
+	f.texts('o', "", &o.options)
+	f.objects()
+	rest, ok := f.parse(args)
+	if !ok {
+		return exitFailure
+	}
+	file := ""
+	if len(rest) > 0 {
+		file = rest[0]
+	}
+	for _, list := range o.options {
+		if img.WantsHelp(list) {
+			return c.optionHelp(o.format, file)
+		}
+	}
+	switch {
+	case len(rest) == 0:
+		return c.misused("Expecting image file name")
+	case len(rest) > 2:
+		return c.misused("Unexpected argument: %s", rest[2])
+	}
+	size := ""
+	if len(rest) == 2 {
+		n, code := c.imageSize(rest[1])
+		if code != exitOK {
+			return code
+		}
+		size = strconv.FormatInt(n, 10)
+	}
+	for _, list := range o.options {
+		if _, err := img.SplitOptions(list); err != nil {
+			return c.errorf("%v", err)
+		}
+	}
+	if err := o.create(c.Out, file, size); err != nil {
+		return c.createFailed(file, err)
+	}
+	return exitOK
+}
+
+// createFailed tells why an image was not made.
+func (c *imgCall) createFailed(file string, err error) int {
+	return c.errorf("%s: %v", file, err)
+}
+
+// imageSize reads a size as a person gives it.
+func (c *imgCall) imageSize(s string) (int64, int) {
+	n, err := img.ParseImageSize(s)
+	switch {
+	case errors.Is(err, img.ErrSizeRange):
+		return 0, c.errorf("Invalid image size specified. Must be between 0 and %d.", int64(math.MaxInt64))
+	case err != nil:
+		c.errorf("Invalid image size specified. You may use k, M, G, T, P or E suffixes for ")
+		return 0, c.errorf("kilobytes, megabytes, gigabytes, terabytes, petabytes and exabytes.")
+	}
+	return n, exitOK
+}
+
+// optionHelp lists what -o takes.
+func (c *imgCall) optionHelp(format, file string) int {
+	table := img.CreateOptions(format, file != "")
+	switch {
+	case !img.KnownFormat(format):
+		return c.errorf("Unknown file format '%s'", format)
+	case table == nil:
+		return c.errorf("Format driver '%s' does not support image creation", format)
+	}
+	title := "Supported options:"
+	if file == "" {
+		title = fmt.Sprintf("Supported %s options:", format)
+	}
+	if err := img.WriteHelp(c.Out, title, table); err != nil {
+		return c.errorf("%v", err)
+	}
+	if file == "" {
+		io.WriteString(c.Out, "\nThe protocol level may support further options.\nSpecify the target filename to include those options.\n")
+	}
+	return exitOK
+}
+
+// create makes the image. size is "" when it was not given.
+func (o *imgCreateFlags) create(out io.Writer, file, size string) error {
+	opts, err := img.PrepareCreate(&img.CreateRequest{
+		Path: file, Format: o.format, Size: size, Options: o.options, Backing: o.backing, HasBacking: o.hasBacking,
+		BackingFormat: o.backingFormat, Unsafe: o.unsafe,
+	})
+	if err != nil {
+		return err
+	}
+	if !o.silent {
+		fmt.Fprintf(out, "Formatting '%s', fmt=%s %s\n", file, o.format, opts)
+	}
+	return img.Create(file, o.format, opts)
+}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package img
+
+import "slices"
+
+// Names of the formats that can be written.
+const (
+	FormatRaw   = "raw"
+	FormatQcow2 = "qcow2"
+)
+
+// foreignNames are the formats that are only read.
+var foreignNames = []string{"vdi", "vhdx", "vmdk", "vpc"}
+
+// FormatNames are the names of all formats, sorted.
+func FormatNames() []string {
+	return slices.Sorted(slices.Values(append([]string{FormatRaw, FormatQcow2}, foreignNames...)))
+}
+
+// KnownFormat tells whether an image can have this format.
+func KnownFormat(name string) bool { return slices.Contains(FormatNames(), name) }
