@@ -27,8 +27,9 @@ type LoopOptions struct {
 	Pin bool
 	CPU int
 	// PollMax is for how long at most a loop looks for work in vain before it sleeps. The actual window grows towards it
-	// while looking pays and shrinks to nothing when it does not. 0 turns it off, which is right where there is no
-	// processor to spare.
+	// while looking pays and shrinks to nothing when it does not. Where work was found in memory in batches (see
+	// [Loop.Found]) and no request is in flight it may be up to four times as long. 0 turns it off, which is right where
+	// there is no processor to spare.
 	PollMax time.Duration
 	// RingEntries is how many entries the io_uring submission queue has, a power of two; 0 is 256. It bounds what leaves
 	// in one system call, not how many requests a loop can carry.
@@ -78,6 +79,8 @@ type Loop struct {
 	windows     windows   // for how long waits poll first
 	hooks       *PollHook // what the loop looks for by itself
 	looking     *PollHook // those of them that a turn has not come to yet
+	caught      int       // pieces of work found in memory since the last wait
+	worth       int       // the same for the last waits: the most of them, fading
 	vain        int64     // nanoseconds that the wait under way has polled for nothing
 	credit      int64     // nanoseconds that polling may still take
 	polledAt    int64     // when credit was counted

@@ -100,7 +100,18 @@ func (l *Loop) armHooks() (more bool) {
 	return more
 }
 
+// Found tells the loop that n pieces of work were taken from memory at once. Where many come together, meeting the next
+// ones in time is worth as much more polling. Must be called on the loop.
+func (l *Loop) Found(n int) {
+	l.assertOnLoop()
+	l.caught += n
+}
+
 const (
+	// catchStep pieces of work at once are worth one more PollMax of looking for the next ones, up to catchMost of them.
+	// Polling then costs a piece no more than it costs at depth 1.
+	catchStep = 16
+	catchMost = 4
 	// windowMin is the first step of the polling window: below it looking costs more than it can find.
 	windowMin = 4_000
 	// pollShare bounds polling: it takes at most one part in so many of a processor's time, with pollBurst in advance. A
@@ -125,11 +136,24 @@ func (l *Loop) window() *int64 {
 	return &l.windows.guest
 }
 
+// limit is how far the window may grow. A guest that comes with a batch is waited for longer.
+func (l *Loop) limit(window *int64) int64 {
+	limit := int64(l.opts.PollMax)
+	if window == &l.windows.guest {
+		limit *= int64(min(1+l.worth/catchStep, catchMost))
+	}
+	return limit
+}
+
 // poll looks for work without sleeping, for the length of the window at most and as long as the budget lasts. It tells
 // whether it found any.
 func (l *Loop) poll(timeout int64) bool {
 	l.vain = 0
-	window := *l.window()
+	if l.caught > 0 {
+		l.worth, l.caught = max(l.caught, l.worth-l.worth/8), 0
+	}
+	which := l.window()
+	window := min(*which, l.limit(which))
 	if window == 0 {
 		return false
 	}
@@ -165,12 +189,12 @@ func (l *Loop) poll(timeout int64) bool {
 // it, to nothing when it did not.
 func (l *Loop) sleep(timeout int64) {
 	l.counters.Sleeps++
-	limit := int64(l.opts.PollMax)
-	if limit == 0 {
+	if l.opts.PollMax == 0 {
 		l.note(l.poller.wait(timeout))
 		return
 	}
 	window := l.window() // of what was waited for, whatever came
+	limit := l.limit(window)
 	device := window == &l.windows.device
 	began := nanotime() - l.vain
 	l.vain = 0

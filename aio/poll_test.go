@@ -76,7 +76,8 @@ func TestHookIsAttendedWhileTheLoopPolls(t *testing.T) {
 		if m.attend(); !m.armed || l.hooks != nil {
 			t.Fatal("a loop that does not poll attends")
 		}
-		l.windows, l.credit = both(int64(time.Hour)), int64(time.Hour) // it looks until it finds
+		l.opts.PollMax = time.Hour // it looks until it finds
+		l.windows, l.credit = both(int64(time.Hour)), int64(time.Hour)
 		if m.attend(); m.armed {
 			t.Fatal("a loop that polls does not attend")
 		}
@@ -196,5 +197,34 @@ func TestSlowDeviceEndsPolling(t *testing.T) {
 	l.sleep(int64(2 * time.Millisecond))
 	if l.windows != both(0) {
 		t.Errorf("%+v after a slow request", l.windows)
+	}
+}
+
+// A batch is waited for longer than a single piece; the device is not, and what came in batches once is forgotten.
+func TestBatchesWidenTheGuestsWindow(t *testing.T) {
+	l := pollingLoop(t, LoopOptions{}, 1000)
+	for _, c := range []struct {
+		found int
+		want  int64
+	}{{0, 1000}, {1, 1000}, {16, 2000}, {47, 3000}, {64, 4000}, {1000, 4000}} {
+		l.worth, l.caught = 0, 0
+		if c.found > 0 {
+			l.Found(c.found - c.found/2) // two queues
+			l.Found(c.found / 2)
+		}
+		l.poll(1)
+		if got := l.limit(&l.windows.guest); got != c.want {
+			t.Errorf("%d at once: the guest's window may reach %d ns, want %d", c.found, got, c.want)
+		}
+		if got := l.limit(&l.windows.device); got != 1000 {
+			t.Errorf("%d at once: the device's window may reach %d ns, want 1000", c.found, got)
+		}
+	}
+	for range 100 {
+		l.Found(1)
+		l.poll(1)
+	}
+	if got := l.limit(&l.windows.guest); got != 1000 {
+		t.Errorf("a hundred single pieces after a batch: the window may reach %d ns, want 1000", got)
 	}
 }

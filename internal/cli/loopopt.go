@@ -33,7 +33,7 @@ func (f *loopFlags) add(set *pflag.FlagSet) {
 	set.Lookup("pin").DefValue = ""
 	set.StringVar(&f.poller, "poller", "auto", "how the loops wait: auto, io_uring, epoll or poll")
 	set.StringVar(&f.batch, "batch", "on", "on hands to the kernel what a turn brought at once; off does so one by one, for measuring")
-	set.DurationVar(&f.pollMax, "poll-max", pollMaxDefault(), "longest time that a loop polls before it sleeps; 0 never polls")
+	set.DurationVar(&f.pollMax, "poll-max", pollMaxDefault(), "longest time that a loop polls before it sleeps, up to four times that for a guest that comes in batches; 0 never polls")
 	set.Lookup("poll-max").DefValue = "32us, and 0 on a machine of one CPU"
 	set.StringVar(&f.fixed, "fixed-buffers", "off", "on pins the guest memory that direct io_uring requests use, which they then cost less; the front-end must not take memory from the guest meanwhile (balloon, free page reporting)")
 }

@@ -276,6 +276,7 @@ func (q *queue) run() {
 	n, err := q.collect()
 	if n > 0 {
 		q.record.taken(n, q.popped-q.found)
+		q.loop.Found(int(n))
 	}
 	q.send()
 	if err != nil {
