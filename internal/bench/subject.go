@@ -34,17 +34,33 @@ type Medium struct {
 	Path string `json:"path,omitempty"`
 	// Buffered goes through the page cache in place of O_DIRECT.
 	Buffered bool `json:"buffered,omitempty"`
+	// Format of the file; empty: raw.
+	Format string `json:"format,omitempty"`
+}
+
+// FormatRaw is the format of a file of which each byte is one of the disk.
+const FormatRaw = "raw"
+
+func (m Medium) format() string {
+	if m.Format == "" {
+		return FormatRaw
+	}
+	return m.Format
 }
 
 // Title is the medium for people.
 func (m Medium) Title() string {
-	switch {
-	case m.Path == "":
+	if m.Path == "" {
 		return "null disks"
-	case m.Buffered:
-		return m.Path + ", through the page cache"
 	}
-	return m.Path
+	title := m.Path
+	if m.format() != FormatRaw {
+		title += " (" + m.format() + ")"
+	}
+	if m.Buffered {
+		title += ", through the page cache"
+	}
+	return title
 }
 
 // NullSize is the size of the disks of the medium without a path.
@@ -78,6 +94,9 @@ func (s Sluice) Subject(m Medium, queues int) Subject {
 			cache = "writeback"
 		}
 		disk = fmt.Sprintf("%s,engine=%s,cache=%s", doubleCommas(m.Path), engine, cache)
+		if m.format() != FormatRaw {
+			disk += ",format=" + m.Format
+		}
 	}
 	args := []string{s.Program, "serve", "--log-format", "json"}
 	if s.Batch != "" {
@@ -118,7 +137,7 @@ func (s Storaged) Subject(m Medium, queues int) Subject {
 		}
 		nodes = []string{
 			"--blockdev", fmt.Sprintf("driver=file,node-name=f,filename=%s,cache.direct=%s,aio=%s", doubleCommas(m.Path), direct, s.AIO),
-			"--blockdev", "driver=raw,node-name=d,file=f",
+			"--blockdev", fmt.Sprintf("driver=%s,node-name=d,file=f", m.format()),
 		}
 	}
 	export := fmt.Sprintf("type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=%%S,writable=on,num-queues=%d", queues)

@@ -10,7 +10,7 @@ import (
 )
 
 func TestCommandLinesOfSubjects(t *testing.T) {
-	file, null := Medium{Path: "/d/a,b"}, Medium{}
+	file, image, null := Medium{Path: "/d/a,b"}, Medium{Path: "/d/q", Format: "qcow2"}, Medium{}
 	for _, c := range []struct {
 		s    Subject
 		name string
@@ -27,6 +27,11 @@ func TestCommandLinesOfSubjects(t *testing.T) {
 		{Storaged{Program: "q", AIO: "io_uring", IOThread: true}.Subject(file, 2), "qemu-storage-daemon aio=io_uring iothread",
 			"q --blockdev driver=file,node-name=f,filename=/d/a,,b,cache.direct=on,aio=io_uring --blockdev driver=raw,node-name=d,file=f --object iothread,id=t " +
 				"--export type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=%S,writable=on,num-queues=2,iothread=t"},
+		{Sluice{Program: "s"}.Subject(image, 1), "sluice",
+			"s serve --log-format json --disk /d/q,engine=auto,cache=none,format=qcow2,queues=1 --vhost-user %S"},
+		{Storaged{Program: "q", AIO: "native"}.Subject(image, 1), "qemu-storage-daemon aio=native",
+			"q --blockdev driver=file,node-name=f,filename=/d/q,cache.direct=on,aio=native --blockdev driver=qcow2,node-name=d,file=f " +
+				"--export type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=%S,writable=on,num-queues=1"},
 		{Command("mine", "prog  %F --socket=%S", file), "mine", "prog /d/a,b --socket=%S"},
 	} {
 		if got := strings.Join(c.s.Args, " "); c.s.Name != c.name || got != c.args {

@@ -21,6 +21,7 @@ type compareFlags struct {
 	file    string
 	null    bool
 	buffer  bool
+	image   string
 	engines []string
 	batch   []string
 	ours    oursFlags
@@ -57,7 +58,8 @@ by the driver. "limited by" names what was busy all the time.`),
 	}
 	set := cmd.Flags()
 	set.SortFlags = false
-	set.StringVar(&f.file, "file", "", "the raw image or block device to serve")
+	set.StringVar(&f.file, "file", "", "the image or block device to serve")
+	set.StringVar(&f.image, "image-format", bench.FormatRaw, "format of the file: raw or qcow2 (fio is left out then)")
 	set.BoolVar(&f.null, "null", false, "serve null disks in place of a file")
 	set.BoolVar(&f.buffer, "buffered", false, "go through the page cache in place of O_DIRECT")
 	set.StringSliceVar(&f.engines, "engine", []string{"auto"}, "our engines")
@@ -77,6 +79,9 @@ func (f *compareFlags) run(parent context.Context, s Streams) error {
 	}
 	if (f.file == "") == !f.null {
 		return &usage{errors.New("give either --file or --null")}
+	}
+	if f.image != bench.FormatRaw && f.image != "qcow2" {
+		return &usage{fmt.Errorf("--image-format is %q (want raw or qcow2)", f.image)}
 	}
 	rounds, err := f.report.parse()
 	if err != nil {
@@ -109,7 +114,7 @@ func (f *compareFlags) experiment(w bench.Workload, peer, fio string) (bench.Exp
 	}
 	m := bench.Medium{Name: "null"}
 	if !f.null {
-		m = bench.Medium{Name: "file", Path: f.file, Buffered: f.buffer}
+		m = bench.Medium{Name: "file", Path: f.file, Buffered: f.buffer, Format: f.image}
 	}
 	e := bench.Experiment{ID: "compare", Title: w.String() + " on " + m.Title(), Medium: m, Workload: w}
 	engines := f.engines
@@ -134,7 +139,7 @@ func (f *compareFlags) experiment(w bench.Workload, peer, fio string) (bench.Exp
 			e.Subjects = append(e.Subjects, p.Subject(m, w.NumJobs))
 		}
 	}
-	if fio != "" && !f.null {
+	if fio != "" && !f.null && f.image == bench.FormatRaw {
 		for _, one := range bench.Fios(fio, &w) {
 			e.Subjects = append(e.Subjects, one.Subject(m, &w))
 		}
