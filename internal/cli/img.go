@@ -29,6 +29,7 @@ type imgVerb struct {
 func imgVerbs() []imgVerb {
 	return []imgVerb{
 		imgCreate,
+		imgInfo,
 	}
 }
 
@@ -144,6 +145,14 @@ Supported formats: %s
 func (c *imgCall) errorf(format string, args ...any) int {
 	fmt.Fprintf(c.Err, "%s: %s\n", c.tool, fmt.Sprintf(format, args...))
 	return exitFailure
+}
+
+// told tells an error, if there is one, and is the exit status for it.
+func (c *imgCall) told(err error) int {
+	if err == nil {
+		return exitOK
+	}
+	return c.errorf("%v", err)
 }
 
 // warnf tells what looks wrong.

@@ -95,9 +95,12 @@ type imgSource struct {
 	shared    bool
 }
 
-// store is how its file is opened.
-func (o *imgSource) store(readOnly bool) img.StoreOptions {
-	return img.StoreOptions{ReadOnly: readOnly, Shared: o.shared}
+// source is the image of this name.
+func (o *imgSource) source(name string, readOnly bool) img.Source {
+	return img.Source{
+		Name: name, Format: o.format, ImageOpts: o.imageOpts,
+		Store: img.StoreOptions{ReadOnly: readOnly, Shared: o.shared},
+	}
 }
 
 // parse reads args and gives the words that are no flags. When ok is false it has told what is wrong.

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asActivated) != "" {
 		os.Setenv("LISTEN_PID", fmt.Sprint(os.Getpid()))
 	}
-	os.Exit(Main(os.Args[1:], Std()))
+	os.Exit(MainOf(os.Args, Std()))
 }
 
 // process is a sluice that runs.

@@ -82,16 +82,23 @@ func (s *Store) prepare(o StoreOptions) error {
 			return fmt.Errorf("ask for the size of %q: %w", s.path, err)
 		}
 		s.size = int64(size)
-	case st.IsDir():
-		return &os.PathError{Op: "open", Path: s.path, Err: syscall.EISDIR}
 	default:
-		return fmt.Errorf("open %q: neither a regular file nor a block device: %w", s.path, syscall.ENOTSUP)
+		return &specialError{s.path}
 	}
 	if o.Shared || o.NoLock {
 		return nil
 	}
 	return file.LockImage(s.fd(), o.ReadOnly)
 }
+
+// specialError refuses what is neither a regular file nor a block device.
+type specialError struct{ path string }
+
+func (e *specialError) Error() string {
+	return fmt.Sprintf("open %q: neither a regular file nor a block device", e.path)
+}
+
+func (e *specialError) Unwrap() error { return syscall.ENOTSUP }
 
 func (s *Store) fd() int { return int(s.f.Fd()) }
 

@@ -26,7 +26,10 @@ func Strerror(err error) string {
 func OpenText(path string, err error) string {
 	var lock *file.LockError
 	var at *os.PathError
+	var special *specialError
 	switch {
+	case errors.As(err, &special) || errors.Is(err, syscall.EISDIR):
+		return fmt.Sprintf("'file' driver requires '%s' to be a regular file", path)
 	case errors.As(err, &lock):
 		shared := ""
 		if lock.Shared {
