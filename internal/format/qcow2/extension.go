@@ -73,7 +73,7 @@ func (h *Header) Extension(kind uint32) ([]byte, bool) {
 // SetExtension puts data in the place of the extension of this type, or behind all others when there is none. nil
 // removes it. It takes ownership of data.
 func (h *Header) SetExtension(kind uint32, data []byte) {
-	kept := make([]Extension, 0, len(h.Extensions)+1)
+	var kept []Extension
 	placed := data == nil
 	for _, e := range h.Extensions {
 		switch {
