@@ -51,6 +51,8 @@ var floors = map[string]int{
 	"internal/guestmem":  4,
 
 	"internal/node/qcow2/metadata": 4,
+	"internal/node/qcow2/create":   2,
+	"internal/node/qcow2/check":    2,
 }
 
 // Rooms for tests stand beside the house: their own imports are free, and only tests and the bench come in.
