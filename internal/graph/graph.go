@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 	"syscall"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/sluice-blk/sluice/internal/block"
 	"github.com/sluice-blk/sluice/internal/node/fault"
 	"github.com/sluice-blk/sluice/internal/node/file"
+	"github.com/sluice-blk/sluice/internal/node/foreign"
 	"github.com/sluice-blk/sluice/internal/node/mem"
 	"github.com/sluice-blk/sluice/internal/node/null"
 	"github.com/sluice-blk/sluice/internal/node/raw"
@@ -51,7 +53,7 @@ type Spec struct {
 	Driver   string // file (default), null or mem
 	Path     string // file
 	Size     int64  // null and mem: bytes
-	Format   string // raw (default), qcow2 or probe
+	Format   string // raw (default), qcow2 or probe; vmdk, vhdx, vpc and vdi need ReadOnly
 	ReadOnly bool
 
 	// Growable opens a raw file that grows as it is written, see file.Options: for whoever puts a format on it.
@@ -120,7 +122,10 @@ func (b *builder) build(ctx context.Context, s Spec) (block.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, layer := range []func(Spec, block.Node) (block.Node, error){probe, b.fault, b.window} {
+	if s.Format, err = probe(s, n); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	for _, layer := range []func(Spec, block.Node) (block.Node, error){b.foreign, b.fault, b.window} {
 		above, err := layer(s, n)
 		if err != nil {
 			return nil, errors.Join(err, n.Close())
@@ -153,8 +158,14 @@ func (s *Spec) check() error {
 		return fmt.Errorf("a file that grows has no window: %w", syscall.EINVAL)
 	case !isFile && s.Driver != DriverNull && s.Driver != DriverMem:
 		return fmt.Errorf("unknown driver %q (want file, null or mem): %w", s.Driver, syscall.EINVAL)
-	case s.Format != FormatRaw && s.Format != FormatProbe:
-		return fmt.Errorf("unknown format %q (want raw or probe): %w", s.Format, syscall.EINVAL)
+	case s.Format != FormatRaw && s.Format != FormatProbe && !foreign.Known(s.Format):
+		return fmt.Errorf("unknown format %q (want raw, probe, or to read %s): %w", s.Format, strings.Join(foreign.Formats(), ", "), syscall.EINVAL)
+	case foreign.Known(s.Format) && !s.ReadOnly:
+		return fmt.Errorf("format %s is only read (set readonly): %w", s.Format, syscall.EROFS)
+	case foreign.Known(s.Format) && !isFile:
+		return fmt.Errorf("format %s stands on a file: %w", s.Format, syscall.EINVAL)
+	case foreign.Known(s.Format) && s.Growable:
+		return fmt.Errorf("a disk in the format %s does not grow: %w", s.Format, syscall.EINVAL)
 	case s.Lock != LockOn && s.Lock != LockShared && s.Lock != LockOff:
 		return fmt.Errorf("unknown lock %q (want on, shared or off): %w", s.Lock, syscall.EINVAL)
 	case isFile && s.Path == "":
@@ -210,15 +221,30 @@ func (b *builder) file(s Spec) (block.Node, error) {
 		return nil, err
 	}
 	align := int64(n.Info().Align)
-	if o.Cache != block.CacheDefault || s.Offset%align == 0 && s.Window%align == 0 {
+	if o.Cache != block.CacheDefault || !foreign.Known(s.Format) && s.Offset%align == 0 && s.Window%align == 0 {
 		return n, nil
 	}
-	// The window does not lie on the blocks that direct I/O needs, and nobody asked for direct I/O.
+	// What is read does not lie on the blocks that direct I/O needs, and nobody asked for direct I/O.
 	if err := n.Close(); err != nil {
 		return nil, err
 	}
 	o.Cache = block.CacheWriteback
 	return file.Open(o)
+}
+
+// foreign puts the format of another house on a file.
+func (b *builder) foreign(s Spec, n block.Node) (block.Node, error) {
+	if !foreign.Known(s.Format) {
+		return n, nil
+	}
+	if err := b.down(); err != nil {
+		return nil, err
+	}
+	f, ok := n.(foreign.File)
+	if !ok {
+		return nil, fmt.Errorf("format %s stands on a file: %w", s.Format, syscall.EINVAL)
+	}
+	return foreign.Open(f, s.Format)
 }
 
 func (b *builder) fault(s Spec, n block.Node) (block.Node, error) {

@@ -5,6 +5,7 @@ package graph_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"os"
 	"path/filepath"
@@ -80,6 +81,9 @@ func TestWhatIsRefused(t *testing.T) {
 		{"format", graph.Spec{Path: path, Format: "qed"}, graph.AnyPath, syscall.EINVAL, "unknown format"},
 		{"snapshot of raw", graph.Spec{Path: path, ReadOnly: true, Snapshot: "a"}, graph.AnyPath, syscall.EINVAL, "format=qcow2"},
 		{"window that grows", graph.Spec{Path: path, Growable: true, Offset: 512}, graph.AnyPath, syscall.EINVAL, "no window"},
+		{"writing a foreign format", graph.Spec{Path: path, Format: "vmdk"}, graph.AnyPath, syscall.EROFS, "only read"},
+		{"a foreign format that is none", graph.Spec{Path: path, Format: "vdi", ReadOnly: true}, graph.AnyPath, syscall.EIO, "no magic"},
+		{"a foreign format of nothing", graph.Spec{Driver: "null", Size: 1, Format: "vdi", ReadOnly: true}, graph.AnyPath, syscall.EINVAL, "stands on a file"},
 		{"lock", graph.Spec{Path: path, Lock: "maybe"}, graph.AnyPath, syscall.EINVAL, "unknown lock"},
 		{"no path", graph.Spec{}, graph.AnyPath, syscall.EINVAL, "needs a path"},
 		{"size of a file", graph.Spec{Path: path, Size: 1}, graph.AnyPath, syscall.EINVAL, "its own"},
@@ -110,6 +114,39 @@ func TestWhatIsRefused(t *testing.T) {
 	}
 }
 
+// An image of another house is opened in the format that is named, and in the one that it begins as when probing was
+// asked for; it is only read.
+func TestForeignFormats(t *testing.T) {
+	// A static image of two blocks, written by hand.
+	b := make([]byte, 1024+2<<20)
+	copy(b[0x40:], "\x7f\x10\xda\xbe\x01\x00\x01\x00\x90\x01\x00\x00\x02")
+	for at, v := range map[int]uint32{0x154: 512, 0x158: 1024, 0x168: 512, 0x170: 2 << 20, 0x178: 1 << 20, 0x180: 2, 512: 1, 516: 0} {
+		binary.LittleEndian.PutUint32(b[at:], v)
+	}
+	copy(b[1024:], "second")
+	copy(b[1024+1<<20:], "first!")
+	path := filepath.Join(t.TempDir(), "disk.vdi")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, format := range []string{"vdi", "probe"} {
+		n, err := graph.Build(context.Background(), graph.Spec{Path: path, Format: format, ReadOnly: true, Offset: 512}, graph.AnyPath)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := block.NewHandle(n, nil)
+		d := blocktest.Guarded(t, blocktest.Loop(t, nil), h)
+		got := make([]byte, 6)
+		if err := d.Read(1<<20-512, got); err != nil || string(got) != "second" || h.Info().Size != 2<<20-512 {
+			t.Errorf("%s: %q of %d, %v", format, got, h.Info().Size, err)
+		}
+		d.Close()
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // A refused graph leaves nothing open and nothing locked.
 func TestNothingStaysLocked(t *testing.T) {
 	path := image(t, 4096, "QFI\xfb\x00\x00\x00\x03")
@@ -137,7 +174,7 @@ func TestFormats(t *testing.T) {
 		"KDMV":                          "vmdk",
 		"# Disk DescriptorFile\n":       "vmdk",
 		"vhdxfile":                      "vhdx",
-		"conectix":                      "vhd",
+		"conectix":                      "vpc",
 		string(vdi):                     "vdi",
 		"LUKS\xba\xbe\x00\x02":          "luks",
 		"QED\x00":                       "qed",

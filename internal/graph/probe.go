@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-blk/sluice/internal/block"
 	"github.com/sluice-blk/sluice/internal/node/file"
+	"github.com/sluice-blk/sluice/internal/node/foreign"
 )
 
 // magic is how an image of some format begins.
@@ -18,18 +19,13 @@ type magic struct {
 	bytes  string
 }
 
-// magics are the formats that are recognised, so as to refuse to show their insides as a raw disk.
+// magics are the formats that are recognised besides those of node/foreign, so as to refuse to show their insides as a raw
+// disk.
 var magics = []magic{
 	{"qcow2", 0, "QFI\xfb\x00\x00\x00\x02"},
 	{"qcow2", 0, "QFI\xfb\x00\x00\x00\x03"},
 	{"qcow", 0, "QFI\xfb"},
 	{"qed", 0, "QED\x00"},
-	{"vmdk", 0, "KDMV"},
-	{"vmdk", 0, "COWD"},
-	{"vmdk", 0, "# Disk DescriptorFile"},
-	{"vhdx", 0, "vhdxfile"},
-	{"vhd", 0, "conectix"},
-	{"vdi", 64, "\x7f\x10\xda\xbe"},
 	{"parallels", 0, "WithoutFreeSpace"},
 	{"parallels", 0, "WithouFreSpacExt"},
 	{"luks", 0, "LUKS\xba\xbe"},
@@ -39,21 +35,29 @@ var magics = []magic{
 // headSize is as much of an image as the magics need.
 const headSize = 512
 
-// probe refuses an image that begins as one of another format than raw.
-func probe(s Spec, n block.Node) (block.Node, error) {
+// probe gives the format to open an image with: the one that was named, or what it begins as when probing was asked for.
+// One that cannot be opened is refused: it is no raw disk, unless somebody says so.
+func probe(s Spec, n block.Node) (string, error) {
 	f, ok := n.(*file.Node)
 	if s.Format != FormatProbe || !ok {
-		return n, nil
+		return s.Format, nil
 	}
 	head, err := f.Head(headSize)
 	if err != nil {
-		return nil, fmt.Errorf("probe %q: %w", s.Path, err)
+		return "", fmt.Errorf("probe %q: %w", s.Path, err)
 	}
-	if format := recognise(head); format != "" {
-		return nil, fmt.Errorf("probe %q: it begins as a %s image, which is not supported yet: %w (convert it with qemu-img convert -O raw; if it is a raw disk whose guest wrote that, use format=raw)",
+	format := recognise(head)
+	switch {
+	case format == "":
+		return FormatRaw, nil
+	case foreign.Known(format) && s.ReadOnly:
+		return format, nil
+	case foreign.Known(format):
+		return "", fmt.Errorf("probe %q: it begins as a %s image, which is only read: %w (set readonly, or convert it; if it is a raw disk whose guest wrote that, use format=raw)",
 			s.Path, format, syscall.ENOTSUP)
 	}
-	return n, nil
+	return "", fmt.Errorf("probe %q: it begins as a %s image, which is not supported yet: %w (convert it with qemu-img convert -O raw; if it is a raw disk whose guest wrote that, use format=raw)",
+		s.Path, format, syscall.ENOTSUP)
 }
 
 // recognise names the format that an image with this beginning has; empty is none that is known.
@@ -63,5 +67,5 @@ func recognise(head []byte) string {
 			return m.format
 		}
 	}
-	return ""
+	return foreign.Probe(head)
 }
