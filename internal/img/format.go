@@ -20,15 +20,3 @@ func FormatNames() []string {
 
 // KnownFormat tells whether an image can have this format.
 func KnownFormat(name string) bool { return slices.Contains(FormatNames(), name) }
-
-// foreignFormats describe images of the formats that are only read: each fills what it knows into the information about
-// an image whose file is given. See Info for the fields, and FormatSpecific for what is the format's own.
-var foreignFormats = map[string]func(s *Store, info *Info) error{}
-
-func (i *Image) foreignInfo(info *Info) error {
-	describe, ok := foreignFormats[i.Format]
-	if !ok {
-		return Wordedf("Format '%s' is not supported yet", i.Format)
-	}
-	return describe(i.Store, info)
-}
