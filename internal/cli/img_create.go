@@ -86,7 +86,7 @@ func (c *imgCall) imageSize(s string) (int64, int) {
 	case errors.Is(err, img.ErrSizeRange):
 		return 0, c.errorf("Invalid image size specified. Must be between 0 and %d.", int64(math.MaxInt64))
 	case err != nil:
-		c.errorf("Invalid image size specified. You may use k, M, G, T, P or E suffixes for ")
+		c.errorf("Invalid image size specified. You may use k, M, G, T, P or E suffixes for")
 		return 0, c.errorf("kilobytes, megabytes, gigabytes, terabytes, petabytes and exabytes.")
 	}
 	return n, exitOK

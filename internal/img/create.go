@@ -67,8 +67,8 @@ func CreateOptions(format string, withFile bool) []OptionInfo {
 	return table
 }
 
-// Create makes an image of a format with options of its table, of which size has been set. It opens no backing file.
-// What is half made when it fails stays, as it does with qemu-img.
+// Create makes an image of a format with options of its table, of which size has been set. It opens no backing file. A
+// file that was not there before is removed again when it fails.
 func Create(path, format string, o *Options) error {
 	switch format {
 	case FormatRaw:
@@ -79,17 +79,24 @@ func Create(path, format string, o *Options) error {
 	return Wordedf("Format driver '%s' does not support image creation", format)
 }
 
-// createFile makes the file of an image and locks it.
-func createFile(path string) (*Store, error) {
+// inNewFile makes the file of an image, locks it and lets fill write it.
+func inNewFile(path string, fill func(s *Store) error) error {
 	s, err := CreateStore(path, StoreOptions{})
 	if err != nil {
-		return nil, Wordedf("%s", createText(path, err))
+		return Wordedf("%s", createText(path, err))
 	}
-	return s, nil
+	if err := fill(s); err != nil {
+		return errors.Join(err, s.Undo())
+	}
+	return s.Close()
 }
 
 func createRaw(path string, o *Options) (err error) {
-	size := int64(o.Number("size"))
+	size := o.Number("size")
+	if size > maxDisk {
+		return Wordedf("Image size too large: %d", size)
+	}
+	length := int64(size+511) &^ 511
 	mode := o.Text("preallocation")
 	switch mode {
 	case "", "off", "falloc", "full":
@@ -98,15 +105,12 @@ func createRaw(path string, o *Options) (err error) {
 	default:
 		return Wordedf("Parameter 'preallocation' does not accept value '%s'", mode)
 	}
-	s, err := createFile(path)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	if err := s.Truncate(size); err != nil {
-		return Wordedf("Could not resize file: %s", err)
-	}
-	return Preallocate(s, 0, size, mode)
+	return inNewFile(path, func(s *Store) error {
+		if err := s.Truncate(length); err != nil {
+			return Wordedf("Could not resize file: %s", err)
+		}
+		return Preallocate(s, 0, length, mode)
+	})
 }
 
 // Preallocate takes the space of [off, off+n) of the file: not at all, by the file system ("falloc"), or by writing zeros
@@ -124,9 +128,4 @@ func Preallocate(s *Store, off, n int64, mode string) error {
 		}
 	}
 	return nil
-}
-
-// createQcow2 makes a qcow2 image.
-func createQcow2(string, *Options) error {
-	return errors.New("creating qcow2 images is not supported yet")
 }

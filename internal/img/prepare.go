@@ -4,6 +4,7 @@ package img
 
 import (
 	"errors"
+	"strconv"
 )
 
 // CreateRequest is what a person asks of create.
@@ -59,7 +60,7 @@ func (r *CreateRequest) merge(o *Options) error {
 		return Wordedf("Backing file not supported for file format '%s'", r.Format)
 	}
 	if r.BackingFormat != "" && o.Set("backing_fmt", r.BackingFormat) != nil {
-		return Wordedf("Backing format not supported for file format '%s'", r.Format)
+		return Wordedf("Backing file format not supported for file format '%s'", r.Format)
 	}
 	return nil
 }
@@ -80,5 +81,26 @@ func (r *CreateRequest) backing(o *Options) error {
 	case r.Unsafe:
 		return nil
 	}
-	return errors.New("backing files are not supported yet")
+	return r.openBacking(o, name, format)
+}
+
+// openBacking looks whether the backing file is what it is said to be, and takes its size where none is given.
+func (r *CreateRequest) openBacking(o *Options, name, format string) (err error) {
+	full := Beside(r.Path, name)
+	i, err := openImage(Source{Name: full, Format: format, Store: StoreOptions{ReadOnly: true}})
+	if err != nil {
+		return Wordedf("%s\nCould not open backing image.", OpenText(full, err))
+	}
+	defer func() { err = errors.Join(err, i.Close()) }()
+	if format == "" {
+		return Wordedf("Backing file specified without backing format\nDetected format of %s.", i.Format)
+	}
+	info, err := i.Info()
+	if err != nil {
+		return Wordedf("%s\nCould not open backing image.", err.Error())
+	}
+	if o.Has("size") {
+		return nil
+	}
+	return o.Set("size", strconv.FormatInt(info.VirtualSize, 10))
 }

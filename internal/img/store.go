@@ -19,6 +19,7 @@ type Store struct {
 	f      *os.File
 	path   string
 	device bool
+	fresh  bool // the file was made by us
 	unsafe bool // Flush does nothing
 	size   int64
 }
@@ -46,7 +47,13 @@ func OpenStore(path string, o StoreOptions) (*Store, error) {
 // CreateStore makes a file, or empties the one that is there; a block device keeps its size and what is on it. The file
 // is emptied when it has been locked, so that nobody's image is.
 func CreateStore(path string, o StoreOptions) (*Store, error) {
-	s, err := openStore(path, os.O_RDWR|os.O_CREATE, o)
+	s, err := openStore(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, o)
+	switch {
+	case err == nil:
+		s.fresh = true
+	case errors.Is(err, os.ErrExist):
+		s, err = openStore(path, os.O_RDWR|os.O_CREATE, o)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -114,6 +121,15 @@ func (s *Store) Close() error {
 		return err
 	}
 	return nil
+}
+
+// Undo closes the file, and removes it when CreateStore made it.
+func (s *Store) Undo() error {
+	err := s.Close()
+	if s.fresh {
+		err = errors.Join(err, os.Remove(s.path))
+	}
+	return err
 }
 
 // Read fills p from off on; bytes beyond the end of the file are zero. Safe for concurrent use.
