@@ -40,7 +40,7 @@ type Info struct {
 	Engine        string // which engine serves the disk, and why
 }
 
-// Open opens the raw image or block device at path. ctx bounds the opening, not the life of the disk.
+// Open opens the image or block device at path: raw, unless the options name another format. ctx bounds the opening, not the life of the disk.
 func Open(ctx context.Context, path string, o *Options) (*Disk, error) {
 	if o == nil {
 		o = &Options{}

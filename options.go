@@ -39,6 +39,16 @@ const (
 	LockOff Lock = "off"
 )
 
+// Format is how the bytes of a disk lie in its file.
+type Format string
+
+const (
+	// FormatRaw has the bytes of the disk as those of the file.
+	FormatRaw Format = ""
+	// FormatQcow2 is QEMU's image format, versions 2 and 3.
+	FormatQcow2 Format = "qcow2"
+)
+
 // Options say how a disk is opened. The zero value, and a nil pointer, open it for reading and writing.
 type Options struct {
 	ReadOnly bool
@@ -52,6 +62,17 @@ type Options struct {
 
 	// KeepSpace does not let Discard and WriteZeroes give space back to the file system.
 	KeepSpace bool
+	// Format is what the file is. The zero value is FormatRaw.
+	Format Format
+	// NoBacking shows zeros for what a qcow2 image does not hold itself. Without it what stands behind the image is opened,
+	// read-only, in the format that the image names.
+	NoBacking bool
+	// Snapshot shows an internal snapshot of a qcow2 image, by its ID or name. It needs ReadOnly.
+	Snapshot string
+	// L2CacheSize is how many bytes of a qcow2 image's tables are kept in memory; one mebibyte covers 8 GiB of a disk with
+	// clusters of 64 KiB. 0 keeps enough for the whole disk, at most 32 MiB.
+	L2CacheSize int64
+
 	// RefuseFormats fails when the file looks like an image of another format than raw.
 	RefuseFormats bool
 
@@ -66,10 +87,17 @@ func (o *Options) config() (daemon.DiskConfig, error) {
 		return daemon.DiskConfig{}, err
 	}
 	c := daemon.DiskConfig{
-		ReadOnly: o.ReadOnly, Cache: cache, Lock: string(o.Lock), Engine: o.Engine, Offset: o.Offset, Size: o.Size, NoDiscard: o.KeepSpace,
+		Format: string(o.Format), ReadOnly: o.ReadOnly, Cache: cache, Lock: string(o.Lock), Engine: o.Engine, Offset: o.Offset, Size: o.Size, NoDiscard: o.KeepSpace,
 	}
 	if o.RefuseFormats {
+		if o.Format != FormatRaw && o.Format != "raw" {
+			return c, fmt.Errorf("format %s is named, and other formats than raw are to be refused", o.Format)
+		}
 		c.Format = "probe"
+	}
+	c.Snapshot, c.L2CacheSize = o.Snapshot, o.L2CacheSize
+	if o.NoBacking {
+		c.Backing = "off"
 	}
 	return c, nil
 }

@@ -26,9 +26,14 @@ type diskKey struct {
 
 // diskKeys is the whole vocabulary of --disk, in the order in which messages and the help text list it.
 var diskKeys = []diskKey{
-	{"format", "", "raw|probe", "raw takes the bytes as they are (the default); probe does so, too, but refuses a file that looks like an image of another format", setFormat},
+	{"format", "", "raw|qcow2|probe", "raw takes the bytes as they are (the default); qcow2 is QEMU's image format; probe takes the bytes as they are, too, but refuses a file that looks like an image of another format", setFormat},
 	{"driver", "", "file|null|mem", "null answers without storing, mem stores in memory; both need size= and take no path", setDriver},
 	{"path", "", "PATH", "the path, for one that could be mistaken for a key", func(d *daemon.DiskConfig, v string) error { d.Path = v; return nil }},
+	{"backing", "", "on|off|probe", "for qcow2: whether what stands behind the image is opened; on wants the image to name its format, probe guesses one that is not named, off shows zeros for what the image itself does not hold (default: on)", setBacking},
+	{"data-file", "", "PATH", "for qcow2: external data file, in place of the one that the image names", func(d *daemon.DiskConfig, v string) error { d.DataFile = v; return nil }},
+	{"snapshot", "", "NAME", "for qcow2: show this internal snapshot, by its ID or name; needs readonly", func(d *daemon.DiskConfig, v string) error { d.Snapshot = v; return nil }},
+	{"l2-cache-size", "", "SIZE", "for qcow2: memory for tables of places; 1M covers 8 GiB of a disk of 64 KiB clusters, 4 GiB with extended entries (default: enough for the whole disk, at most 32M)", setBytes(func(d *daemon.DiskConfig) *int64 { return &d.L2CacheSize })},
+	{"refcount-cache-size", "", "SIZE", "for qcow2: memory for reference counts; 1M covers 32 GiB of a file of 64 KiB clusters (default: a quarter of l2-cache-size)", setBytes(func(d *daemon.DiskConfig) *int64 { return &d.RefcountCacheSize })},
 	{"size", "", "SIZE", "size of a null or mem disk; for a file, how much of it is the disk", setBytes(func(d *daemon.DiskConfig) *int64 { return &d.Size })},
 	{"offset", "", "SIZE", "where in the file the disk begins", setBytes(func(d *daemon.DiskConfig) *int64 { return &d.Offset })},
 	{"readonly", "on", "on|off", "offer the disk read-only and open its file read-only", setSwitch(func(d *daemon.DiskConfig) *bool { return &d.ReadOnly })},
@@ -38,10 +43,11 @@ var diskKeys = []diskKey{
 	{"merge", "", "on|off", "whether reads, or writes, that lie side by side and are found in the queue at the same time go to the disk as one (default: on)", setMerge},
 	{"serial", "", "TEXT", "serial number, at most 20 bytes", setSerial},
 	{"logical-block-size", "", "512|1024|2048|4096", "the guest's sector size in bytes", setLogicalBlock},
-	{"discard", "", "unmap|ignore", "whether the guest may give space back (default: unmap)", setDiscard},
+	{"discard", "", "unmap|ignore|keep", "whether the guest may give space back (default: unmap); keep, for qcow2, has discarded clusters read as zeros and leaves them where they are, so that the file does not become scattered", setDiscard},
 	{"lock", "", "on|off|shared", "lock the image as QEMU does (on); shared looks on without a lock and needs readonly", setLock},
 	{"coalesce", "", "DURATION", "for how long at most a notification waits for more completions to share it (such as 100us; default: 0)", setDuration(func(d *daemon.DiskConfig) *time.Duration { return &d.Coalesce })},
 	{"latency", "", "DURATION", "for driver=null: how long each request takes (such as 100us)", setDuration(func(d *daemon.DiskConfig) *time.Duration { return &d.Latency })},
+	{"file-fault", "", "TEXT", "for tests, with qcow2: the same as fault, for what the format asks of the file", setFileFault},
 	{"fault", "", "TEXT", "for tests: make requests fail or wait, such as read 4096-8191 error=EIO count=1; write delay=10ms", setFault},
 }
 
@@ -192,11 +198,12 @@ func setMerge(d *daemon.DiskConfig, v string) error {
 }
 
 func setFormat(d *daemon.DiskConfig, v string) error {
-	if v != "raw" && v != "probe" {
-		return fmt.Errorf("unknown format %q (want raw or probe)", v)
+	switch v {
+	case "raw", "qcow2", "probe":
+		d.Format = v
+		return nil
 	}
-	d.Format = v
-	return nil
+	return fmt.Errorf("unknown format %q (want raw, qcow2 or probe)", v)
 }
 
 func setDriver(d *daemon.DiskConfig, v string) error {
@@ -219,11 +226,21 @@ func setCache(d *daemon.DiskConfig, v string) (err error) {
 }
 
 func setDiscard(d *daemon.DiskConfig, v string) error {
-	if v != "unmap" && v != "ignore" {
-		return fmt.Errorf("unknown value %q (want unmap or ignore)", v)
+	switch v {
+	case "unmap", "ignore", "keep":
+		d.NoDiscard, d.KeepOnDiscard = v == "ignore", v == "keep"
+		return nil
 	}
-	d.NoDiscard = v == "ignore"
-	return nil
+	return fmt.Errorf("unknown value %q (want unmap, ignore or keep)", v)
+}
+
+func setBacking(d *daemon.DiskConfig, v string) error {
+	switch v {
+	case "on", "off", "probe":
+		d.Backing = v
+		return nil
+	}
+	return fmt.Errorf("unknown value %q (want on, off or probe)", v)
 }
 
 func setLock(d *daemon.DiskConfig, v string) error {
@@ -259,6 +276,12 @@ func setLogicalBlock(d *daemon.DiskConfig, v string) error {
 // setFault reads the text once to find its mistakes now.
 func setFault(d *daemon.DiskConfig, v string) error {
 	d.Fault = v
+	_, err := fault.New(nil, v)
+	return err
+}
+
+func setFileFault(d *daemon.DiskConfig, v string) error {
+	d.FileFault = v
 	_, err := fault.New(nil, v)
 	return err
 }

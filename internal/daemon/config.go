@@ -51,7 +51,21 @@ const (
 type DiskConfig struct {
 	Driver string // "file" (or empty), "null" or "mem"
 	Path   string // of the file or block device; empty for null and mem
-	Format string // "raw" (or empty) or "probe"
+	Format string // "raw" (or empty), "qcow2" or "probe"
+
+	// The next are for Format "qcow2".
+
+	// Backing is "on" (or empty) to open what stands behind the image where the image names its format, "probe" to guess the
+	// format where it does not, and "off" to open nothing: what the image does not have reads as zeros then.
+	Backing  string
+	DataFile string // in place of the external data file that the image names
+	Snapshot string // internal snapshot to show, by ID or name; it needs ReadOnly
+	// L2CacheSize and RefcountCacheSize are how many bytes of the image's tables are kept in memory. 0 chooses.
+	L2CacheSize, RefcountCacheSize int64
+	// KeepOnDiscard leaves discarded clusters allocated.
+	KeepOnDiscard bool
+	// FileFault is a program for a fault node below the format. For tests. Empty is none.
+	FileFault string
 
 	// Size is, for null and mem, the size of the disk; for a file a window onto it, 0 being up to its end. Bytes.
 	Size int64
@@ -183,10 +197,8 @@ func (c *DiskConfig) validateSource() error {
 		if c.Latency != 0 {
 			return fmt.Errorf("latency is for driver=null")
 		}
-		switch c.Format {
-		case "", "raw", "probe":
-		default:
-			return fmt.Errorf("unknown format %q (want raw or probe)", c.Format)
+		if err := c.validateFormat(); err != nil {
+			return err
 		}
 		switch c.Lock {
 		case "", "on", "off":
@@ -221,6 +233,54 @@ func (c *DiskConfig) validateSource() error {
 		return fmt.Errorf("driver=%s takes no lock", c.Driver)
 	case c.Latency != 0 && c.Driver != "null":
 		return fmt.Errorf("latency is for driver=null")
+	}
+	return nil
+}
+
+// Limits of the caches of an image's tables: fewer bytes than the least cannot work, more than the most are a slip of the pen.
+const (
+	tableCacheMin = 4 << 10
+	tableCacheMax = 64 << 30
+)
+
+func (c *DiskConfig) validateFormat() error {
+	switch c.Format {
+	case "qcow2":
+		return c.validateQcow2()
+	case "", "raw", "probe":
+	default:
+		return fmt.Errorf("unknown format %q (want raw, qcow2 or probe)", c.Format)
+	}
+	switch {
+	case c.Backing != "":
+		return fmt.Errorf("backing is for format=qcow2")
+	case c.DataFile != "":
+		return fmt.Errorf("data-file is for format=qcow2")
+	case c.Snapshot != "":
+		return fmt.Errorf("snapshot is for format=qcow2")
+	case c.L2CacheSize != 0 || c.RefcountCacheSize != 0:
+		return fmt.Errorf("caches of tables are for format=qcow2")
+	case c.KeepOnDiscard:
+		return fmt.Errorf("discard=keep is for format=qcow2")
+	case c.FileFault != "":
+		return fmt.Errorf("file-fault is for format=qcow2")
+	}
+	return nil
+}
+
+func (c *DiskConfig) validateQcow2() error {
+	switch c.Backing {
+	case "", "on", "off", "probe":
+	default:
+		return fmt.Errorf("unknown value %q of backing (want on, off or probe)", c.Backing)
+	}
+	if c.Snapshot != "" && !c.ReadOnly {
+		return fmt.Errorf("snapshot %q is only read: add readonly", c.Snapshot)
+	}
+	for _, n := range []int64{c.L2CacheSize, c.RefcountCacheSize} {
+		if n != 0 && (n < tableCacheMin || n > tableCacheMax) {
+			return fmt.Errorf("a cache of tables has %d bytes (want %d to %d)", n, tableCacheMin, int64(tableCacheMax))
+		}
 	}
 	return nil
 }

@@ -67,6 +67,11 @@ func (c *DiskConfig) spec() graph.Spec {
 	if c.Path != "" {
 		s.Size, s.Offset, s.Window = 0, c.Offset, c.Size
 	}
+	if c.Format == graph.FormatQcow2 {
+		s.NoBacking, s.ProbeBacking = c.Backing == "off", c.Backing == "probe"
+		s.DataFile, s.Snapshot, s.FileFault = c.DataFile, c.Snapshot, c.FileFault
+		s.L2CacheSize, s.RefcountCacheSize, s.KeepOnDiscard = c.L2CacheSize, c.RefcountCacheSize, c.KeepOnDiscard
+	}
 	return s
 }
 
@@ -144,7 +149,7 @@ func (d *Disk) describe(log *slog.Logger) {
 // warn tells of bytes that the guest will see otherwise than the file has them.
 func (d *Disk) warn(log *slog.Logger) {
 	i := d.handle.Info()
-	if d.config.Path == "" {
+	if d.config.Path == "" || d.config.Format == graph.FormatQcow2 {
 		return
 	}
 	if st, err := os.Stat(d.config.Path); err == nil && st.Mode().IsRegular() && d.config.Size == 0 && st.Size()-d.config.Offset < i.Size {

@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"reflect"
 	"strings"
 	"syscall"
@@ -100,6 +101,7 @@ func Build(ctx context.Context, s Spec, gate Gate) (block.Node, error) {
 type builder struct {
 	gate  Gate
 	depth int
+	chain []os.FileInfo // of the images that the one being opened stands behind
 }
 
 // down counts a node; it refuses one too many.
@@ -118,7 +120,11 @@ func (b *builder) build(ctx context.Context, s Spec) (block.Node, error) {
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("build graph: %w", err)
 	}
-	n, err := b.bottom(s)
+	bottom := b.bottom
+	if s.Format == FormatQcow2 {
+		bottom = func(s Spec) (block.Node, error) { return b.qcow2(ctx, s) }
+	}
+	n, err := bottom(s)
 	if err != nil {
 		return nil, err
 	}
@@ -147,10 +153,7 @@ func (s *Spec) check() error {
 		s.Lock = LockOn
 	}
 	isFile := s.Driver == DriverFile
-	if s.Format == FormatQcow2 {
-		return fmt.Errorf("format qcow2 is not served yet: %w", syscall.ENOTSUP)
-	}
-	if !reflect.DeepEqual(s.ofFormat(), Spec{}) {
+	if s.Format != FormatQcow2 && !reflect.DeepEqual(s.ofFormat(), Spec{}) {
 		return fmt.Errorf("backing, data file, snapshot, cache sizes and faults below the format are for format=qcow2: %w", syscall.EINVAL)
 	}
 	switch {
@@ -158,14 +161,20 @@ func (s *Spec) check() error {
 		return fmt.Errorf("a file that grows has no window: %w", syscall.EINVAL)
 	case !isFile && s.Driver != DriverNull && s.Driver != DriverMem:
 		return fmt.Errorf("unknown driver %q (want file, null or mem): %w", s.Driver, syscall.EINVAL)
-	case s.Format != FormatRaw && s.Format != FormatProbe && !foreign.Known(s.Format):
-		return fmt.Errorf("unknown format %q (want raw, probe, or to read %s): %w", s.Format, strings.Join(foreign.Formats(), ", "), syscall.EINVAL)
+	case s.Format != FormatRaw && s.Format != FormatQcow2 && s.Format != FormatProbe && !foreign.Known(s.Format):
+		return fmt.Errorf("unknown format %q (want raw, qcow2, probe, or to read %s): %w", s.Format, strings.Join(foreign.Formats(), ", "), syscall.EINVAL)
 	case foreign.Known(s.Format) && !s.ReadOnly:
 		return fmt.Errorf("format %s is only read (set readonly): %w", s.Format, syscall.EROFS)
 	case foreign.Known(s.Format) && !isFile:
 		return fmt.Errorf("format %s stands on a file: %w", s.Format, syscall.EINVAL)
 	case foreign.Known(s.Format) && s.Growable:
 		return fmt.Errorf("a disk in the format %s does not grow: %w", s.Format, syscall.EINVAL)
+	case s.Format == FormatQcow2 && !isFile:
+		return fmt.Errorf("format qcow2 stands on a file, not on driver %s: %w", s.Driver, syscall.EINVAL)
+	case s.Format == FormatQcow2 && s.Growable:
+		return fmt.Errorf("the disk of a qcow2 image does not grow: %w", syscall.EINVAL)
+	case s.Snapshot != "" && !s.ReadOnly:
+		return fmt.Errorf("snapshot %q is only read (set readonly): %w", s.Snapshot, syscall.EINVAL)
 	case s.Lock != LockOn && s.Lock != LockShared && s.Lock != LockOff:
 		return fmt.Errorf("unknown lock %q (want on, shared or off): %w", s.Lock, syscall.EINVAL)
 	case isFile && s.Path == "":

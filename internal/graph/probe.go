@@ -52,6 +52,9 @@ func probe(s Spec, n block.Node) (string, error) {
 		return FormatRaw, nil
 	case foreign.Known(format) && s.ReadOnly:
 		return format, nil
+	case format == FormatQcow2:
+		return "", fmt.Errorf("probe %q: it begins as a qcow2 image: %w (use format=qcow2; if it is a raw disk whose guest wrote that, use format=raw)",
+			s.Path, syscall.ENOTSUP)
 	case foreign.Known(format):
 		return "", fmt.Errorf("probe %q: it begins as a %s image, which is only read: %w (set readonly, or convert it; if it is a raw disk whose guest wrote that, use format=raw)",
 			s.Path, format, syscall.ENOTSUP)
