@@ -28,7 +28,11 @@ type imgVerb struct {
 // imgVerbs are all of them, as help lists them.
 func imgVerbs() []imgVerb {
 	return []imgVerb{
+		imgBench,
+		imgCompare,
+		imgConvert,
 		imgCreate,
+		imgDD,
 		imgInfo,
 	}
 }

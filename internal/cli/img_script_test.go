@@ -191,6 +191,7 @@ var differences = []struct {
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d`), "yyyy-mm-dd hh:mm:ss"},
 	{regexp.MustCompile(`"date-(n?sec)": \d+`), `"date-$1": TIME`},
 	{regexp.MustCompile(`#block\d+`), "#block"},
+	{regexp.MustCompile(`Run completed in \d+\.\d{3} seconds`), "Run completed in TIME"},
 }
 
 func alike(s string) string {
