@@ -64,9 +64,8 @@ type conversion struct {
 	total   int64
 	options *Options // of the new image
 	target  *Disk
-	backed  bool  // the target has a backing file
-	regular bool  // the target is a file that was empty
-	cluster int64 // of a qcow2 target
+	backed  bool // the target has a backing file
+	regular bool // the target is a file that was empty
 }
 
 func (c *conversion) openSources(ctx context.Context) error {
