@@ -7,6 +7,7 @@
 export CGO_ENABLED = 0
 GO ?= go
 PACKAGES = ./...
+FORMAT ?= raw
 
 .PHONY: all build cross demo test check unit race peers guest bench bench-check soak fuzz deps lint clean help
 
@@ -26,8 +27,8 @@ cross: ## the same for both architectures that are supported
 deps: ## installs the Debian packages that demo and test need
 	@scripts/deps.sh
 
-demo: deps build ## a guest under QEMU does its work on a disk of ours, and a table of figures
-	bin/sluice demo
+demo: deps build ## a guest under QEMU does its work on a disk of ours, and a table of figures; FORMAT=qcow2 for an image, ARGS for flags
+	bin/sluice demo --format $(FORMAT) $(ARGS)
 
 test: deps check unit race guest ## all that CI runs
 	@echo "make test: all passed"

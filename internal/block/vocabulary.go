@@ -48,3 +48,10 @@ type Queue interface {
 	// Close gives back what the queue holds. Nothing is in flight then. Must be called on the loop.
 	Close() error
 }
+
+// Filter is a node that stands before one other node, of which it changes little.
+type Filter interface {
+	Node
+	// Below is the node behind it, borrowed.
+	Below() Node
+}

@@ -41,6 +41,9 @@ func writeReport(out io.Writer, r *daemon.Report) error {
 		d := &r.Disks[i]
 		b := &d.Block
 		fmt.Fprintf(out, "disk %s: %d errors, %d bounced, %d split, %d held at the door; %s\n", d.Name, b.Errors, b.Bounced, b.Split, b.Held, d.Engine)
+		if d.Image != nil {
+			writeImage(out, d.Image)
+		}
 		for k := range d.Exports {
 			e := &d.Exports[k]
 			fmt.Fprintf(out, "  export %s: %d sessions, %d broken off\n", e.Name, e.Sessions, e.Broken)
@@ -52,6 +55,23 @@ func writeReport(out io.Writer, r *daemon.Report) error {
 		}
 	}
 	return nil
+}
+
+// writeImage tells how an image's tables do.
+func writeImage(out io.Writer, i *daemon.ImageReport) {
+	share := func(hits, misses uint64) float64 { return 100 * each(hits, hits+misses) }
+	fmt.Fprintf(out, "  image: %d requests handed on as they came, %d by way of a coroutine\n", i.Direct, i.Indirect)
+	fmt.Fprintf(out, "    tables: %.1f%% of %d looks found in memory (%.1f MiB cover %.1f GiB); refcounts: %.1f%% of %d\n",
+		share(i.L2Hits, i.L2Misses), i.L2Hits+i.L2Misses, mib(uint64(i.L2CacheBytes)), mib(uint64(i.L2CacheCovers))/1024,
+		share(i.RefcountHits, i.RefcountMisses), i.RefcountHits+i.RefcountMisses)
+	fmt.Fprintf(out, "    clusters: %d made, %d freed, %d pending; %d commits, %d flushes of the file", i.Allocated, i.Freed, i.Pending, i.Commits, i.FileFlushes)
+	if i.UnpackHits+i.UnpackMisses > 0 {
+		fmt.Fprintf(out, "; compressed clusters: %d unpacked, %d times again", i.UnpackMisses, i.UnpackHits)
+	}
+	if i.Corrupt {
+		fmt.Fprint(out, "; the image is DAMAGED and takes no more writes")
+	}
+	fmt.Fprintln(out)
 }
 
 func writeLoop(out io.Writer, l *daemon.LoopReport) {

@@ -20,6 +20,7 @@ import (
 // demoFlags are the flags of demo.
 type demoFlags struct {
 	dir     string
+	format  string
 	noGuest bool
 	runtime time.Duration
 	accel   string
@@ -34,7 +35,7 @@ func newDemo(s Streams) *cobra.Command {
 		Use:   "demo",
 		Short: "Have a real guest work on a disk, and show what batching gives",
 		Long: strings.TrimSpace(`
-Make a 1 GiB disk, serve it over vhost-user-blk, boot a Linux guest on it under
+Make a 1 GiB disk, raw or qcow2, serve it over vhost-user-blk, boot a Linux guest on it under
 QEMU, and have the guest make a file system, write files, run a verified random
 write job, trim, sync and power off. Then check on the host that the file system
 is clean and that the files hold what the guest wrote.
@@ -48,12 +49,14 @@ emulation the guest is the limit, so that IOPS and latency say little there.
 Where QEMU, a static busybox or a kernel cannot be had, or with --no-guest, the
 built-in driver does the same jobs, and the report says so.`),
 		Example: `  sluice demo
+  sluice demo --format qcow2
   sluice demo --no-guest --runtime 5s`,
 		Args: noArgs,
 		RunE: verb(func(cmd *cobra.Command, _ []string) error { return f.run(cmd, s) }),
 	}
 	set := cmd.Flags()
 	set.SortFlags = false
+	set.StringVar(&f.format, "format", "raw", "raw or qcow2: the format of the disks")
 	set.BoolVar(&f.noGuest, "no-guest", false, "use the built-in driver in place of a guest")
 	set.DurationVar(&f.runtime, "runtime", 3*time.Second, "how long each row of the table is measured")
 	set.StringVar(&f.dir, "dir", "", "where to make the images, 1.3 GiB at most (default: the directory for temporary files)")
@@ -75,6 +78,9 @@ func (f *demoFlags) run(cmd *cobra.Command, s Streams) error {
 	default:
 		return &usage{fmt.Errorf("--accel is %q (want auto, kvm or tcg)", f.accel)}
 	}
+	if f.format != "raw" && f.format != "qcow2" {
+		return &usage{fmt.Errorf("--format is %q (want raw or qcow2)", f.format)}
+	}
 	if f.runtime < time.Second {
 		return &usage{fmt.Errorf("--runtime is %v (want at least 1s)", f.runtime)}
 	}
@@ -85,7 +91,7 @@ func (f *demoFlags) run(cmd *cobra.Command, s Streams) error {
 		console = s.Err
 	}
 	report, err := demo.Run(ctx, demo.Options{
-		Dir: f.dir, Runtime: f.runtime, NoGuest: f.noGuest, Accel: guestvm.Accel(f.accel), Kernel: f.kernel,
+		Dir: f.dir, Format: f.format, Runtime: f.runtime, NoGuest: f.noGuest, Accel: guestvm.Accel(f.accel), Kernel: f.kernel,
 		Out: s.Out, Console: console, Log: log,
 	})
 	if err != nil {

@@ -54,6 +54,11 @@ func (l *LoopReport) subtract(old *LoopReport) {
 
 func (d *DiskReport) subtract(old *DiskReport) {
 	subtractCounters(&d.Block, &old.Block)
+	if d.Image != nil && old.Image != nil {
+		image := *d.Image
+		subtractCounters(&image, old.Image)
+		d.Image = &image
+	}
 	for i := range d.Exports {
 		e := &d.Exports[i]
 		before := find(old.Exports, func(o *ExportReport) bool { return o.Name == e.Name })

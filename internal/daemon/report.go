@@ -63,6 +63,7 @@ type DiskReport struct {
 	Name    string         `json:"name"`
 	Engine  string         `json:"engine"`
 	Block   BlockReport    `json:"block"`
+	Image   *ImageReport   `json:"image,omitempty"` // of a disk in an image format
 	Exports []ExportReport `json:"exports"`
 }
 
@@ -218,6 +219,9 @@ func (d *Daemon) diskReport(ctx context.Context, disk *Disk) (DiskReport, error)
 		return DiskReport{}, err
 	}
 	r := DiskReport{Name: s.Name, Engine: s.Info.Engine, Block: blockReport(&s.Block), Exports: []ExportReport{}}
+	if r.Image, err = disk.imageReport(ctx); err != nil {
+		return DiskReport{}, err
+	}
 	for _, e := range d.exports {
 		if e.disk != disk {
 			continue

@@ -31,6 +31,7 @@ import (
 type Options struct {
 	Dir     string        // where images, sockets and logs go; they are removed at the end
 	Size    int64         // of the work disk, bytes; 0: 1 GiB
+	Format  string        // of the disks: raw (or empty) or qcow2
 	Runtime time.Duration // of each row; 0: 3 s
 	NoGuest bool          // the built-in driver alone
 	Engines []aio.EngineKind
@@ -85,7 +86,16 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return d.report, nil
 }
 
+// The formats that the disks can have.
+const (
+	formatRaw   = "raw"
+	formatQcow2 = "qcow2"
+)
+
 func (o *Options) defaults() {
+	if o.Format == "" {
+		o.Format = formatRaw
+	}
 	if o.Size == 0 {
 		o.Size = 1 << 30
 	}
@@ -128,11 +138,11 @@ func (d *demo) prepare(ctx context.Context) error {
 	if d.dir, err = os.MkdirTemp(d.o.Dir, "sluice-demo-"); err != nil {
 		return fmt.Errorf("make a directory for the demo: %w", err)
 	}
-	d.say("making a %d MiB work disk and a read-only image for the table in %s", d.o.Size>>20, d.dir)
-	if err := makeSparse(d.work0(), d.o.Size); err != nil {
+	d.say("making a %d MiB work disk and a read-only image for the table, both %s, in %s", d.o.Size>>20, d.o.Format, d.dir)
+	if err := d.makeImage(ctx, d.work0(), d.o.Size, false); err != nil {
 		return err
 	}
-	if err := makeFilled(ctx, d.image(), imageSize); err != nil {
+	if err := d.makeImage(ctx, d.image(), imageSize, true); err != nil {
 		return err
 	}
 	return d.serve(ctx)
@@ -153,8 +163,8 @@ func (d *demo) decideGuest(ctx context.Context) error {
 	return nil
 }
 
-func (d *demo) work0() string           { return filepath.Join(d.dir, "work.raw") }
-func (d *demo) image() string           { return filepath.Join(d.dir, "image.raw") }
+func (d *demo) work0() string           { return filepath.Join(d.dir, "work."+d.o.Format) }
+func (d *demo) image() string           { return filepath.Join(d.dir, "image."+d.o.Format) }
 func (d *demo) socket(i int) string     { return filepath.Join(d.dir, fmt.Sprintf("disk%d.sock", i)) }
 func (d *demo) rowDisk(row int) int     { return row + 1 }
 func (d *demo) path(name string) string { return filepath.Join(d.dir, name) }
@@ -169,10 +179,10 @@ func (d *demo) serve(ctx context.Context) error {
 		c.Exports = []daemon.ExportConfig{{Socket: d.socket(len(cfg.Disks))}}
 		cfg.Disks = append(cfg.Disks, c)
 	}
-	disk(daemon.DiskConfig{Path: d.work0(), Format: "raw"}, 0)
+	disk(daemon.DiskConfig{Path: d.work0(), Format: d.o.Format}, 0)
 	for _, engine := range d.o.Engines {
 		for _, batching := range []bool{false, true} {
-			c := daemon.DiskConfig{Path: d.image(), Format: "raw", ReadOnly: true, Engine: engine}
+			c := daemon.DiskConfig{Path: d.image(), Format: d.o.Format, ReadOnly: true, Engine: engine}
 			cfg.Loops = append(cfg.Loops, daemon.LoopConfig{Unbatched: !batching})
 			disk(c, len(cfg.Loops)-1)
 			d.rows = append(d.rows, Row{Engine: engine, Batching: batching})

@@ -68,8 +68,14 @@ func FuzzWhatTheGuestSaid(f *testing.F) {
 
 // The demo without a guest, from end to end, small.
 func TestDemoWithTheBuiltInDriver(t *testing.T) {
+	for _, format := range []string{"raw", "qcow2"} {
+		t.Run(format, func(t *testing.T) { demoWithTheBuiltInDriver(t, format) })
+	}
+}
+
+func demoWithTheBuiltInDriver(t *testing.T, format string) {
 	var out bytes.Buffer
-	r, err := Run(t.Context(), Options{Dir: t.TempDir(), Size: 64 << 20, Runtime: 300 * time.Millisecond, NoGuest: true, Out: &out})
+	r, err := Run(t.Context(), Options{Format: format, Dir: t.TempDir(), Size: 64 << 20, Runtime: 300 * time.Millisecond, NoGuest: true, Out: &out})
 	if err != nil {
 		t.Fatal(err)
 	}

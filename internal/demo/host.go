@@ -17,16 +17,23 @@ import (
 // checkHost looks at the work disk's file with the host's own tools: is the file system clean, and is in the files what
 // the guest said.
 func (d *demo) checkHost(ctx context.Context) error {
+	if err := d.checkImage(ctx); err != nil {
+		return err
+	}
 	if !d.guest {
 		return nil
 	}
-	out, err := exec.CommandContext(ctx, tool("e2fsck"), "-fn", d.work0()).CombinedOutput()
+	raw, err := d.rawWork()
+	if err != nil {
+		return err
+	}
+	out, err := exec.CommandContext(ctx, tool("e2fsck"), "-fn", raw).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("e2fsck -fn finds the file system not clean: %w:\n%s", err, lastLines(out, 20))
 	}
 	d.check("on the host: e2fsck -fn finds the file system clean")
 	for _, name := range slices.Sorted(maps.Keys(d.said.sums)) {
-		data, err := exec.CommandContext(ctx, tool("debugfs"), "-R", "cat /"+name, d.work0()).Output()
+		data, err := exec.CommandContext(ctx, tool("debugfs"), "-R", "cat /"+name, raw).Output()
 		if err != nil {
 			return fmt.Errorf("read %s out of the image: %w", name, err)
 		}

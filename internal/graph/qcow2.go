@@ -20,6 +20,11 @@ const maxChain = 256
 
 // qcow2 opens an image on a file, and what it names.
 func (b *builder) qcow2(ctx context.Context, s Spec) (block.Node, error) {
+	leave, err := b.enter(s.Path)
+	if err != nil {
+		return nil, fmt.Errorf("open %q: %w", s.Path, err)
+	}
+	defer leave()
 	n, err := b.image(s)
 	if errors.Is(err, qcow2.ErrAlign) && s.Driver == DriverFile && s.Cache == block.CacheDefault {
 		// Nobody asked for direct I/O, and the page cache takes requests of any alignment.
@@ -107,11 +112,6 @@ func (b *builder) behind(ctx context.Context, s Spec, n *qcow2.Node) error {
 	if s.NoBacking || s.Backing == nil && name == "" {
 		return nil
 	}
-	leave, err := b.enter(s.Path)
-	if err != nil {
-		return fmt.Errorf("open the backing file of %q: %w", s.Path, err)
-	}
-	defer leave()
 	spec, err := s.backing(name, n.Header().BackingFormat())
 	if err != nil {
 		return fmt.Errorf("open the backing file of %q: %w", s.Path, err)
@@ -120,6 +120,9 @@ func (b *builder) behind(ctx context.Context, s Spec, n *qcow2.Node) error {
 		if spec.Format, err = b.guess(spec); err != nil {
 			return fmt.Errorf("open the backing file of %q: %w", s.Path, err)
 		}
+	}
+	if spec.Format == FormatQcow2 && s.Backing == nil {
+		spec.ProbeBacking, spec.L2CacheSize, spec.RefcountCacheSize = s.ProbeBacking, s.L2CacheSize, s.RefcountCacheSize
 	}
 	// An image reads its backing node by requests of its own, so that what stands on one another is counted anew.
 	node, err := (&builder{gate: b.gate, chain: b.chain}).build(ctx, spec)
@@ -152,10 +155,7 @@ func (s *Spec) backing(name, format string) (Spec, error) {
 	case format == "":
 		return Spec{}, fmt.Errorf("its format is not named, and guessing is dangerous where a guest wrote the contents: %w (name it in the image with qemu-img rebase -u -F FORMAT, allow to guess with backing=probe, or leave it out with backing=off)", syscall.EINVAL)
 	}
-	return Spec{
-		Path: beside(s.Path, at.path), Format: format, ReadOnly: true, Cache: s.Cache, Engine: s.Engine, Lock: s.Lock, ProbeBacking: s.ProbeBacking,
-		L2CacheSize: s.L2CacheSize, RefcountCacheSize: s.RefcountCacheSize,
-	}, nil
+	return Spec{Path: beside(s.Path, at.path), Format: format, ReadOnly: true, Cache: s.Cache, Engine: s.Engine, Lock: s.Lock}, nil
 }
 
 // enter notes that an image is being opened, and refuses one that is already: it would stand behind itself.

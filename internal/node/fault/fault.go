@@ -73,6 +73,9 @@ func (n *Node) Injected() uint64 { return n.injected.Load() }
 // Info implements block.Node: what the node below says.
 func (n *Node) Info() block.Info { return n.below.Info() }
 
+// Below implements block.Filter.
+func (n *Node) Below() block.Node { return n.below }
+
 // Close implements block.Node.
 func (n *Node) Close() error { return n.below.Close() }
 

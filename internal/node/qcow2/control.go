@@ -47,7 +47,7 @@ func (n *Node) control(ctx context.Context, fn func() error) error {
 
 // alone runs fn in a routine on a loop of its own. The image is at home nowhere else, and does not come to be.
 func (n *Node) alone(fn func() error) error {
-	l, err := aio.NewLoop(&aio.LoopOptions{Name: "qcow2", Poller: aio.PollerEpoll})
+	l, err := aio.NewLoop(&aio.LoopOptions{Name: "qcow2"}) // the best poller, since the engine may need it
 	if err != nil {
 		return err
 	}

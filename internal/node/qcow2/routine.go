@@ -3,7 +3,9 @@
 package qcow2
 
 import (
+	"fmt"
 	"iter"
+	"runtime/debug"
 
 	"github.com/sluice-blk/sluice/aio"
 	"github.com/sluice-blk/sluice/internal/block"
@@ -62,9 +64,23 @@ func newRoutine(h *home) *routine {
 	return c
 }
 
+// mistake is a panic of ours that leaves a coroutine, with the stack that it would lose there.
+type mistake struct {
+	what  any
+	stack string
+}
+
+// Error is both.
+func (m mistake) Error() string { return fmt.Sprintf("%v\n%s", m.what, m.stack) }
+
 // body is the life of the coroutine.
 func (c *routine) body(yield func(struct{}) bool) {
 	sys.SetPanicOnFault()
+	defer func() {
+		if r := recover(); r != nil {
+			panic(mistake{r, string(debug.Stack())}) // it goes on
+		}
+	}()
 	c.yield = yield
 	for {
 		c.carryOut()

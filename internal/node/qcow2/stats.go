@@ -12,7 +12,7 @@ import (
 type Counters struct {
 	Direct           uint64 // requests that were carried out as they came
 	Indirect         uint64 // requests that took a coroutine
-	ChildFlushes     uint64 // of the files below, for the tables and for the guest
+	FileFlushes      uint64 // of the files below, for the tables and for the guest
 	CompressedHits   uint64 // compressed clusters that were at hand
 	CompressedMisses uint64 // that were read and unpacked
 }
@@ -20,7 +20,7 @@ type Counters struct {
 // Stats are the counters of an open image: of its requests and of its tables.
 type Stats struct {
 	Counters
-	metadata.Stats
+	Tables metadata.Stats
 }
 
 // Stats asks the image's loop, so it must not be called on one. Otherwise safe for concurrent use.

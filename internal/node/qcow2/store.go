@@ -82,7 +82,7 @@ func (s store) Flush() error {
 	h := s.n.home
 	h.clusters.forget() // compressed clusters that were let go before it may be written anew after it
 	c := h.running
-	h.count.ChildFlushes++
+	h.count.FileFlushes++
 	if h.host != h.meta {
 		if err := c.do(h.host, block.OpFlush, 0, 0, 0, nil); err != nil {
 			return err

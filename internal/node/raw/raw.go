@@ -77,6 +77,9 @@ func (n *Node) Map(ctx context.Context, off, length int64, each func(block.Exten
 	})
 }
 
+// Below implements block.Filter.
+func (n *Node) Below() block.Node { return n.below }
+
 // Close implements block.Node.
 func (n *Node) Close() error { return n.below.Close() }
 

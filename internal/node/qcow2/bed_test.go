@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package qcow2_test
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/sluice-blk/sluice/internal/block"
+	"github.com/sluice-blk/sluice/internal/node/file"
+	"github.com/sluice-blk/sluice/internal/node/mem"
+	"github.com/sluice-blk/sluice/internal/node/qcow2"
+	"github.com/sluice-blk/sluice/internal/node/qcow2/create"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// geometry is a kind of image.
+type geometry struct {
+	name string
+	o    create.Options
+}
+
+var geometries = []geometry{
+	{"64k", create.Options{}},
+	{"512", create.Options{ClusterSize: 512}},
+	{"4k-refcount1", create.Options{ClusterSize: 4096, RefcountBits: 1}},
+	{"2M-refcount64", create.Options{ClusterSize: 2 << 20, RefcountBits: 64}},
+	{"v2", create.Options{Version: 2, ClusterSize: 8192}},
+	{"lazy", create.Options{LazyRefcounts: true, ClusterSize: 16384}},
+	{"extended", create.Options{ExtendedL2: true}},
+	{"extended-16k", create.Options{ExtendedL2: true, ClusterSize: 16384, RefcountBits: 8}},
+	{"preallocated", create.Options{Preallocation: create.Metadata}},
+	{"extended-preallocated", create.Options{Preallocation: create.Full, ExtendedL2: true, ClusterSize: 32768}},
+}
+
+// bytesStore is a file in memory, for create.
+type bytesStore struct{ b []byte }
+
+func (s *bytesStore) grow(n int64) {
+	if int64(len(s.b)) < n {
+		s.b = append(s.b, make([]byte, n-int64(len(s.b)))...)
+	}
+}
+
+func (s *bytesStore) Write(p []byte, off int64) error {
+	s.grow(off + int64(len(p)))
+	copy(s.b[off:], p)
+	return nil
+}
+
+func (s *bytesStore) Zero(off, n int64) error {
+	s.grow(off + n)
+	clear(s.b[off : off+n])
+	return nil
+}
+
+func (s *bytesStore) Flush() error { return nil }
+
+func (s *bytesStore) Truncate(n int64) error {
+	s.grow(n)
+	s.b = s.b[:n]
+	return nil
+}
+
+// newImage is the bytes of a new image.
+func newImage(t testing.TB, o create.Options, size int64) []byte {
+	t.Helper()
+	o.Size = size
+	s := &bytesStore{}
+	if _, err := create.Create(s, &o); err != nil {
+		t.Fatal(err)
+	}
+	return s.b
+}
+
+// inMemory is a node in memory with these contents, which is checked by qemu-img when it is closed.
+func inMemory(t testing.TB, contents []byte, o mem.Options) *checked {
+	t.Helper()
+	o.Growable = true
+	if o.Size == 0 {
+		o.Size = 64 << 20
+	}
+	n, err := mem.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fill(n, contents); err != nil {
+		t.Fatal(err)
+	}
+	return &checked{Node: n, t: t}
+}
+
+// fill writes contents to a node that no loop uses yet.
+func fill(n *mem.Node, contents []byte) error {
+	_, err := n.WriteAt(contents, 0)
+	return err
+}
+
+// checked is a node whose contents are looked at by somebody else when it is closed.
+type checked struct {
+	*mem.Node
+	t     testing.TB
+	leaky bool // leaks are as it should be
+}
+
+func (c *checked) Close() error {
+	length, err := c.Length()
+	if err != nil {
+		return err
+	}
+	b := make([]byte, length)
+	if _, err := c.ReadAt(b, 0); err != nil && err != io.EOF {
+		return err
+	}
+	path := filepath.Join(c.t.TempDir(), "left.qcow2")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		return err
+	}
+	check(c.t, path, c.leaky)
+	return c.Node.Close()
+}
+
+// check has qemu-img look at an image.
+func check(t testing.TB, path string, leaky bool) {
+	t.Helper()
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		return // the tests of tests/qcow2 tell that it is missing
+	}
+	out, err := exec.Command("qemu-img", "check", "-f", "qcow2", "-U", path).CombinedOutput()
+	exit := 0
+	if err != nil {
+		exit = -1
+		if e, ok := err.(*exec.ExitError); ok {
+			exit = e.ExitCode()
+		}
+	}
+	if exit == 0 || leaky && exit == 3 {
+		return
+	}
+	text := strings.Split(string(out), "\n")
+	t.Errorf("qemu-img check: exit %d\n%s", exit, strings.Join(text[:min(len(text), 20)], "\n"))
+}
+
+// open opens an image, whose node is closed with the test unless its owner does.
+func open(t testing.TB, below block.Node, o *qcow2.Options) *qcow2.Node {
+	t.Helper()
+	n, err := qcow2.Open(below, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// onFile makes a new image in a file.
+func onFile(t testing.TB, g create.Options, size int64, o file.Options) block.Node {
+	t.Helper()
+	o.Path = filepath.Join(t.TempDir(), "disk.qcow2")
+	if err := os.WriteFile(o.Path, newImage(t, g, size), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o.Growable = true
+	n, err := file.Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { check(t, o.Path, false) })
+	return n
+}
