@@ -69,7 +69,7 @@ func TestMap(t *testing.T) {
 		"null":        {null.New(null.Options{Size: 4096}), 0, 4096, []e{{Length: 4096, Data: true, Present: true, Host: -1, File: "null"}}},
 		"null zeroes": {null.New(null.Options{Size: 4096, ReadZeroes: true}), 1, 2, []e{{Offset: 1, Length: 2, Zero: true, Present: true, Host: -1, File: "null"}}},
 		"opaque":      {opaque{null.New(null.Options{Size: 4096})}, 1, 2, []e{{Offset: 1, Length: 2, Data: true, Present: true, Host: -1, File: "null"}}},
-		"nothing":     {ram, 1 << 20, 0, nil},
+		"nothing":     {null.New(null.Options{Size: 1 << 20}), 1 << 20, 0, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []block.Extent
