@@ -26,7 +26,7 @@ type diskKey struct {
 
 // diskKeys is the whole vocabulary of --disk, in the order in which messages and the help text list it.
 var diskKeys = []diskKey{
-	{"format", "", "raw|qcow2|probe", "raw takes the bytes as they are (the default); qcow2 is QEMU's image format; probe takes the bytes as they are, too, but refuses a file that looks like an image of another format", setFormat},
+	{"format", "", "raw|qcow2|vmdk|vhdx|vpc|vdi|probe", "raw takes the bytes as they are (the default); qcow2 is QEMU's image format; vmdk, vhdx, vpc and vdi are only read, and need readonly; probe takes the bytes as they are, too, but refuses a file that looks like an image of another format", setFormat},
 	{"driver", "", "file|null|mem", "null answers without storing, mem stores in memory; both need size= and take no path", setDriver},
 	{"path", "", "PATH", "the path, for one that could be mistaken for a key", func(d *daemon.DiskConfig, v string) error { d.Path = v; return nil }},
 	{"backing", "", "on|off|probe", "for qcow2: whether what stands behind the image is opened; on wants the image to name its format, probe guesses one that is not named, off shows zeros for what the image itself does not hold (default: on)", setBacking},
@@ -199,11 +199,11 @@ func setMerge(d *daemon.DiskConfig, v string) error {
 
 func setFormat(d *daemon.DiskConfig, v string) error {
 	switch v {
-	case "raw", "qcow2", "probe":
+	case "raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi", "probe":
 		d.Format = v
 		return nil
 	}
-	return fmt.Errorf("unknown format %q (want raw, qcow2 or probe)", v)
+	return fmt.Errorf("unknown format %q (want raw, qcow2, vmdk, vhdx, vpc, vdi or probe)", v)
 }
 
 func setDriver(d *daemon.DiskConfig, v string) error {

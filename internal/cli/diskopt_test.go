@@ -71,7 +71,7 @@ func TestDiskOptionsThatMakeNoSense(t *testing.T) {
 		"d,engine=":                         "engine is empty (want auto|io_uring|linux-aio|threads)",
 		"d,engine=fast":                     `unknown engine "fast" (want auto, io_uring, linux-aio or threads)`,
 		"d,cache=directsync":                "want none, writeback, writethrough or unsafe",
-		"d,format=qed":                      "want raw, qcow2 or probe",
+		"d,format=qed":                      "want raw, qcow2, vmdk, vhdx, vpc, vdi or probe",
 		"d,queues=0":                        "from 1 to 256",
 		"d,queues=257":                      "from 1 to 256",
 		"d,queues=-1":                       "from 1 to 256",
