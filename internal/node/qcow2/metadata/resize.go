@@ -17,7 +17,8 @@ func (m *Image) Resize(size int64, shrink bool) error {
 	if size < 0 || size%512 != 0 {
 		return fmt.Errorf("resize to %d bytes: not a multiple of 512: %w", size, syscall.EINVAL)
 	}
-	if err := m.enterAlone(true); err != nil {
+	// Bitmaps go on: no guest has written anything.
+	if err := m.enterAlone(false); err != nil {
 		return err
 	}
 	defer m.leaveAlone()

@@ -21,6 +21,7 @@ type SnapshotInfo struct {
 	ID, Name             string
 	Seconds, Nanoseconds uint32
 	VMClock              uint64
+	ICount               uint64 // qcow2.NoICount where it is not known
 }
 
 // Snapshots are those of the image, oldest first; the caller may keep them. Does not wait.
@@ -60,7 +61,7 @@ func (m *Image) CreateSnapshot(info SnapshotInfo) (qcow2.Snapshot, error) {
 func (m *Image) newSnapshot(info SnapshotInfo) (qcow2.Snapshot, error) {
 	s := qcow2.Snapshot{
 		ID: info.ID, Name: info.Name, Seconds: info.Seconds, Nanoseconds: info.Nanoseconds, VMClock: info.VMClock,
-		L1Entries: m.h.L1Entries, DiskSize: m.h.Size, ICount: qcow2.NoICount,
+		L1Entries: m.h.L1Entries, DiskSize: m.h.Size, ICount: info.ICount,
 	}
 	if m.g.DataFile {
 		return s, fmt.Errorf("guest data lie in an external file: %w", syscall.EOPNOTSUPP)
