@@ -29,11 +29,16 @@ type imgVerb struct {
 func imgVerbs() []imgVerb {
 	return []imgVerb{
 		imgBench,
+		imgBitmap,
 		imgCompare,
 		imgConvert,
 		imgCreate,
 		imgDD,
 		imgInfo,
+		imgMap,
+		imgMeasure,
+		imgResize,
+		imgSnapshot,
 	}
 }
 
@@ -158,6 +163,9 @@ func (c *imgCall) told(err error) int {
 	}
 	return c.errorf("%v", err)
 }
+
+// say tells text as it is, on standard error.
+func (c *imgCall) say(text string) { io.WriteString(c.Err, text) }
 
 // warnf tells what looks wrong.
 func (c *imgCall) warnf(format string, args ...any) { c.errorf("warning: "+format, args...) }

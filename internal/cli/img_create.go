@@ -3,10 +3,8 @@
 package cli
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"math"
 	"strconv"
 
 	"github.com/sluice-blk/sluice/internal/img"
@@ -57,9 +55,9 @@ func runImgCreate(c *imgCall, args []string) int {
 	}
 	size := ""
 	if len(rest) == 2 {
-		n, code := c.imageSize(rest[1])
-		if code != exitOK {
-			return code
+		n, ok := c.imageSize(rest[1])
+		if !ok {
+			return exitFailure
 		}
 		size = strconv.FormatInt(n, 10)
 	}
@@ -77,19 +75,6 @@ func runImgCreate(c *imgCall, args []string) int {
 // createFailed tells why an image was not made.
 func (c *imgCall) createFailed(file string, err error) int {
 	return c.errorf("%s: %v", file, err)
-}
-
-// imageSize reads a size as a person gives it.
-func (c *imgCall) imageSize(s string) (int64, int) {
-	n, err := img.ParseImageSize(s)
-	switch {
-	case errors.Is(err, img.ErrSizeRange):
-		return 0, c.errorf("Invalid image size specified. Must be between 0 and %d.", int64(math.MaxInt64))
-	case err != nil:
-		c.errorf("Invalid image size specified. You may use k, M, G, T, P or E suffixes for")
-		return 0, c.errorf("kilobytes, megabytes, gigabytes, terabytes, petabytes and exabytes.")
-	}
-	return n, exitOK
 }
 
 // optionHelp lists what -o takes.

@@ -31,6 +31,11 @@ func (f *imgFlags) on(short byte, long string, to *bool) {
 	f.list = append(f.list, imgFlag{short: short, long: long, set: func(string) error { *to = true; return nil }})
 }
 
+// do is a flag without a value that may be given more than once.
+func (f *imgFlags) do(long string, act func()) {
+	f.list = append(f.list, imgFlag{long: long, set: func(string) error { act(); return nil }})
+}
+
 // text is a flag with a value, of which the last one counts.
 func (f *imgFlags) text(short byte, long string, to *string) {
 	f.each(short, long, func(v string) error { *to = v; return nil })
@@ -63,11 +68,15 @@ func (f *imgFlags) objects() {
 	})
 }
 
-// cache adds a flag for a cache mode of qemu-img. unsafe tells that flushes are not wanted.
+// cache adds the flag for a cache mode: -t, or -T for what is read.
 func (f *imgFlags) cache(short byte, to *imgCache) {
+	what := "cache option"
+	if short == 'T' {
+		what = "source cache option"
+	}
 	f.each(short, "", func(v string) error {
 		if !slices.Contains([]string{"none", "off", "writeback", "writethrough", "directsync", "unsafe"}, v) {
-			return img.Wordedf("Invalid cache option: %s", v)
+			return img.Wordedf("Invalid %s: %s", what, v)
 		}
 		*to = imgCache(v)
 		return nil

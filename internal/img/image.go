@@ -101,6 +101,9 @@ func (i *Image) header() (*qcow2.Header, error) {
 
 // qcow2Error words what is wrong with a header as qemu-img does, where scripts look for it.
 func qcow2Error(err error) error {
+	if err == nil {
+		return nil
+	}
 	if errors.Is(err, qcow2.ErrNotQcow2) {
 		return Wordedf("Image is not in qcow2 format")
 	}
