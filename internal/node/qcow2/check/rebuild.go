@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package check
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+	"syscall"
+
+	"github.com/sluice-blk/sluice/internal/format/qcow2"
+)
+
+// rebuildAll writes new refcount structures behind everything else, and gives the old ones up. All references are
+// counted anew without these; what is still wrong then was wrong elsewhere.
+func (c *checker) rebuildAll() error {
+	c.report(Corruption, true, "Rebuilding refcount structure")
+	before := c.r
+	c.r = Result{TotalClusters: before.TotalClusters}
+	c.again = true
+	err := c.countReferences()
+	c.again = false
+	if err != nil {
+		return err
+	}
+	if c.r.CheckErrors != 0 {
+		return fmt.Errorf("rebuild refcounts: not all tables can be read: %w", syscall.EIO)
+	}
+	if err := c.writeRefcounts(); err != nil {
+		return fmt.Errorf("rebuild refcounts: %w", err)
+	}
+	c.have, c.rebuild = c.want, false
+	c.r.LeaksFixed = before.LeaksFixed + before.Leaks
+	c.r.CorruptionsFixed = before.CorruptionsFixed + max(0, before.Corruptions-c.r.Corruptions)
+	c.r.ImageEndOffset = c.file << c.g.ClusterBits
+	return nil
+}
+
+// writeRefcounts gives the table and blocks for want a place at the end, and makes the header name them.
+func (c *checker) writeRefcounts() error {
+	start := max(c.file, c.want.highest()+1)
+	blocks, table := c.newBlocks(start)
+	if int64(table)<<c.g.ClusterBits > qcow2.MaxRefcountTableBytes {
+		return fmt.Errorf("refcount table would be too large: %w", syscall.EFBIG)
+	}
+	end := start + table + int64(len(blocks))
+	for k := start; k < end; k++ {
+		c.want.set(k, 1)
+	}
+	at := start + table
+	entries := make([]byte, table<<c.g.ClusterBits)
+	for n, i := range blocks {
+		c.want.block(i, c.buf)
+		off := (at + int64(n)) << c.g.ClusterBits
+		if err := c.s.Write(c.buf, off); err != nil {
+			return err
+		}
+		binary.BigEndian.PutUint64(entries[i*8:], uint64(off))
+	}
+	if err := c.s.Write(entries, start<<c.g.ClusterBits); err != nil {
+		return err
+	}
+	if err := c.s.Flush(); err != nil {
+		return err
+	}
+	c.h.RefcountTableOffset, c.h.RefcountTableClusters = start<<c.g.ClusterBits, uint32(table)
+	field := c.h.RefcountTableField()
+	if err := c.s.Write(field[:], qcow2.OffsetRefcountTable); err != nil {
+		return err
+	}
+	c.file, c.size = end, end<<c.g.ClusterBits
+	c.refcounts = &refcounts{bad: make(map[int64]bool)} // the table is sound and not needed again
+	return c.s.Flush()
+}
+
+// newBlocks tells which refcount blocks there must be, and how many clusters of table, when they lie from cluster start
+// on and count themselves.
+func (c *checker) newBlocks(start int64) (blocks []int64, table int64) {
+	needed := c.want.blocks(c.g.ClusterSize)
+	for {
+		n := table + int64(len(needed))
+		for i := start >> c.g.RefcountBlockBits; i <= (start+n)>>c.g.RefcountBlockBits; i++ {
+			needed[i] = true
+		}
+		last := int64(0)
+		for i := range needed {
+			last = max(last, i)
+		}
+		per := c.g.RefcountTableEntries()
+		table = (last + per) / per
+		if table+int64(len(needed)) == n {
+			return slices.Sorted(maps.Keys(needed)), table
+		}
+	}
+}
