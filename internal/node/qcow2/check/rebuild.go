@@ -65,13 +65,29 @@ func (c *checker) writeRefcounts() error {
 		return err
 	}
 	c.h.RefcountTableOffset, c.h.RefcountTableClusters = start<<c.g.ClusterBits, uint32(table)
-	field := c.h.RefcountTableField()
-	if err := c.s.Write(field[:], qcow2.OffsetRefcountTable); err != nil {
+	if err := c.nameRefcounts(); err != nil {
 		return err
 	}
 	c.file, c.size = end, end<<c.g.ClusterBits
 	c.refcounts = &refcounts{bad: make(map[int64]bool)} // the table is sound and not needed again
 	return c.s.Flush()
+}
+
+// nameRefcounts makes the header name the table, and say how wide its counts are: one write of a few bytes, so that the
+// old structures are valid or the new ones.
+func (c *checker) nameRefcounts() error {
+	const orderAt = 96
+	b := make([]byte, orderAt+4-qcow2.OffsetRefcountTable)
+	if err := c.s.Read(b, qcow2.OffsetRefcountTable); err != nil {
+		return err
+	}
+	field := c.h.RefcountTableField()
+	n := copy(b, field[:])
+	if c.h.Version >= 3 {
+		binary.BigEndian.PutUint32(b[orderAt-qcow2.OffsetRefcountTable:], c.h.RefcountOrder)
+		n = len(b)
+	}
+	return c.s.Write(b[:n], qcow2.OffsetRefcountTable)
 }
 
 // newBlocks tells which refcount blocks there must be, and how many clusters of table, when they lie from cluster start
