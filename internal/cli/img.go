@@ -28,8 +28,10 @@ type imgVerb struct {
 // imgVerbs are all of them, as help lists them.
 func imgVerbs() []imgVerb {
 	return []imgVerb{
+		imgAmend,
 		imgBench,
 		imgBitmap,
+		imgCheck,
 		imgCompare,
 		imgConvert,
 		imgCreate,
