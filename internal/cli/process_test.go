@@ -166,3 +166,14 @@ func (p *process) ends(status int, says string) {
 		p.t.Errorf("status %d, want %d and %q in\n%s", got, status, says, p.log)
 	}
 }
+
+// killed waits for a process that was killed.
+func (p *process) killed() {
+	p.t.Helper()
+	select {
+	case <-p.over:
+		p.done = true
+	case <-time.After(patience):
+		p.t.Fatal("a killed process does not end")
+	}
+}
