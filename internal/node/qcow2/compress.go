@@ -88,7 +88,7 @@ func NewPacker(kind uint8) (*Packer, error) {
 	case qcow2.CompressionZlib:
 		p.deflate, err = flate.NewWriterWindow(&p.out, deflateWindow)
 	case qcow2.CompressionZstd:
-		p.zstd, err = zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderCRC(false))
+		p.zstd, err = zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderCRC(false), zstd.WithEncoderLevel(zstd.SpeedFastest))
 	default:
 		err = fmt.Errorf("compress clusters with type %d: %w", kind, block.ErrNotSupported)
 	}
