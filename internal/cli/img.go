@@ -32,6 +32,7 @@ func imgVerbs() []imgVerb {
 		imgBench,
 		imgBitmap,
 		imgCheck,
+		imgCommit,
 		imgCompare,
 		imgConvert,
 		imgCreate,
@@ -39,6 +40,7 @@ func imgVerbs() []imgVerb {
 		imgInfo,
 		imgMap,
 		imgMeasure,
+		imgRebase,
 		imgResize,
 		imgSnapshot,
 	}

@@ -40,7 +40,7 @@ func runImgBench(c *imgCall, args []string) int {
 		return c.errorf("Flush interval can't be smaller than depth")
 	}
 	r.Source = src.source(rest[0], !r.Write)
-	took, err := r.Run(c.ctx)
+	took, err := r.Run(c.loops())
 	if err != nil {
 		return c.ended(err, rest[0])
 	}

@@ -45,7 +45,7 @@ func runImgCompare(c *imgCall, args []string) int {
 	} else if progress {
 		r.Progress = img.NewProgress(c.Out)
 	}
-	outcome, err := r.Run(c.ctx)
+	outcome, err := r.Run(c.loops())
 	r.Progress.End()
 	switch {
 	case err == nil:

@@ -5,10 +5,10 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 
+	"github.com/sluice-blk/sluice/internal/daemon"
 	"github.com/sluice-blk/sluice/internal/img"
 )
 
@@ -65,7 +65,7 @@ func runImgConvert(c *imgCall, args []string) int {
 	if o.progress && !o.quiet {
 		o.Progress = img.NewProgress(c.Out)
 	}
-	err := o.Run(c.ctx)
+	err := o.Run(c.loops())
 	if err == nil {
 		o.Progress.Done()
 	}
@@ -184,12 +184,25 @@ func (o *imgConvertFlags) check(files []string) error {
 
 // ended tells how a verb ended that was writing target, and is the exit status.
 func (c *imgCall) ended(err error, target string) int {
-	if err != nil && errors.Is(err, context.Canceled) {
-		return c.errorf("interrupted: '%s' is not complete", target)
+	return c.interruptible(err, "'"+target+"' is not complete")
+}
+
+// interruptible tells how a verb ended; left is what an interrupt leaves behind.
+func (c *imgCall) interruptible(err error, left string) int {
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, context.Canceled):
+		return c.errorf("interrupted: %s", left)
 	}
-	if err != nil {
-		fmt.Fprintf(c.Err, "%s: %s\n", c.tool, strings.ReplaceAll(err.Error(), qemuImgName+":", c.tool+":"))
-		return exitFailure
-	}
-	return exitOK
+	return c.errorf("%s", strings.ReplaceAll(err.Error(), qemuImgName+":", c.tool+":"))
+}
+
+// imgLoops is how many loops a verb that moves data runs at most.
+const imgLoops = 2
+
+// loops prepares the process for a verb that runs loops, and gives the context for it.
+func (c *imgCall) loops() context.Context {
+	daemon.TuneRuntime(imgLoops)
+	return c.ctx
 }

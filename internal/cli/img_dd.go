@@ -36,7 +36,7 @@ func runImgDD(c *imgCall, args []string) int {
 	}
 	r.Source = src.source(input, true)
 	r.Warn = func(text string) { c.errorf("%s", text) }
-	return c.ended(r.Run(c.ctx), r.Target)
+	return c.ended(r.Run(c.loops()), r.Target)
 }
 
 // setDDOperand takes one name=value.

@@ -23,6 +23,7 @@ import (
 //
 //	$ line    run by sh, with qemu-img being the tool under test; all is compared
 //	~ line    the same, but only the exit statuses and the images are compared: the words differ
+//	          cmp-img and map-img, in any line, are compare and map of QEMU's tool
 //	! line    run by sh with QEMU's tools in both directories, to prepare something; it must succeed
 //	> line    the same, but in our directory alone: QEMU's tool has done worse there
 //	+ line    run by sh with our tool in our directory alone, and must succeed: QEMU's tool cannot do that
@@ -71,12 +72,21 @@ type scriptRun struct {
 	t    *testing.T
 	dirs [2]string
 	bins [2]string
-	seen map[string]time.Time // when the images of ours that have been checked were changed
+	// common is a directory of commands that both find.
+	common string
+	seen   map[string]time.Time // when the images of ours that have been checked were changed
 }
 
 func newScriptRun(t *testing.T, oracle string) *scriptRun {
 	r := &scriptRun{t: t, dirs: [2]string{t.TempDir(), t.TempDir()}, bins: [2]string{filepath.Dir(oracle), t.TempDir()}, seen: map[string]time.Time{}}
 	self, err := os.Executable()
+	if err == nil {
+		r.common = t.TempDir()
+		compare := "#!/bin/sh\n# QEMU's tool says whether two images hold the same.\nexec " + oracle + " compare -U \"$@\"\n"
+		mapping := "#!/bin/sh\nexec " + oracle + " map -U \"$@\"\n"
+		err = errors.Join(os.WriteFile(filepath.Join(r.common, "cmp-img"), []byte(compare), 0o755),
+			os.WriteFile(filepath.Join(r.common, "map-img"), []byte(mapping), 0o755))
+	}
 	if err == nil {
 		err = os.Symlink(self, filepath.Join(r.bins[1], qemuImgName))
 	}
@@ -184,7 +194,7 @@ func (r *scriptRun) sh(i int, bin, command string) scriptResult {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "sh", "-c", command)
 	cmd.Dir = r.dirs[i]
-	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), asProgram+"=1", "TZ=UTC", "LC_ALL=C", "GORACE=atexit_sleep_ms=0")
+	cmd.Env = append(os.Environ(), "PATH="+bin+":"+r.common+":"+os.Getenv("PATH"), asProgram+"=1", "TZ=UTC", "LC_ALL=C", "GORACE=atexit_sleep_ms=0")
 	var out, msg bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &msg
 	err := cmd.Run()

@@ -180,8 +180,10 @@ type mapWalk struct {
 	next func() (block.Extent, error, bool)
 	stop func()
 	end  int64
-	cur  block.Extent
-	held block.Extent // the one behind cur, Length 0 when it has not been asked for
+	// byDepth keeps apart what is stored at different depths.
+	byDepth bool
+	cur     block.Extent
+	held    block.Extent // the one behind cur, Length 0 when it has not been asked for
 }
 
 func walkMap(ctx context.Context, d *Disk, from, to int64) *mapWalk {
@@ -220,7 +222,7 @@ func (w *mapWalk) at(off int64) (block.Extent, error) {
 			if !ok {
 				break
 			}
-			if w.cur.Length > 0 && statusOf(e, -1) != statusOf(w.cur, -1) {
+			if w.cur.Length > 0 && !w.alike(e) {
 				w.held = e
 				break
 			}
@@ -235,6 +237,11 @@ func (w *mapWalk) at(off int64) (block.Extent, error) {
 		}
 	}
 	return w.cur, nil
+}
+
+// alike tells whether an extent goes on where cur ends.
+func (w *mapWalk) alike(e block.Extent) bool {
+	return statusOf(e, -1) == statusOf(w.cur, -1) && (!w.byDepth || e.Depth == w.cur.Depth)
 }
 
 // compareWorker reads and compares pieces. It belongs to one goroutine.

@@ -48,6 +48,12 @@ type Convert struct {
 	// OnlyTop leaves alone what the first layer of the source does not store, since the target has it behind itself.
 	OnlyTop bool
 
+	// KeepAbsent leaves alone, up to this offset, what no layer of the source has something to say of.
+	KeepAbsent int64
+	// Exact takes what the source stores for what is to be stored, and zeros for what it calls zeros: nothing is looked for,
+	// and Sparse does not count.
+	Exact bool
+
 	Workers    int  // 0 is ConvertWorkersDefault
 	OutOfOrder bool // writes need not begin in the order of their offsets
 	// Compress, when set, writes the target in compressed clusters.
@@ -72,22 +78,15 @@ func (c *Convert) Run(ctx context.Context) error {
 	if c.Advance == nil {
 		c.Advance = func(int64) {}
 	}
-	team := make([]*convertWorker, c.Workers)
-	for i := range team {
-		w, err := newConvertWorker(c)
-		if err != nil {
-			return err
-		}
-		team[i] = w
-	}
 	work, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 
 	batches := make(chan *batch)
 	var workers sync.WaitGroup
 	var failed firstError
-	for _, w := range team {
+	for range c.Workers {
 		workers.Go(func() {
+			w := newConvertWorker(c)
 			for b := range batches {
 				if err := w.do(work, b); err != nil && !errors.Is(err, errStopped) {
 					failed.note(b.start, err)

@@ -5,25 +5,47 @@ package img
 import (
 	"context"
 	"errors"
-	"fmt"
+	"runtime"
 
-	"github.com/klauspost/compress/flate"
-	"github.com/klauspost/compress/zstd"
-
-	"github.com/sluice-blk/sluice/internal/format/qcow2"
+	"github.com/sluice-blk/sluice/aio"
+	"github.com/sluice-blk/sluice/internal/node/qcow2"
 )
-
-// ClusterWriter takes clusters that have been compressed. Safe for concurrent use.
-type ClusterWriter interface {
-	// WriteCompressed stores p, which is shorter than a cluster, as what the cluster at off holds.
-	WriteCompressed(ctx context.Context, off int64, p []byte) error
-}
 
 // Compression is how a target is compressed.
 type Compression struct {
-	Type    uint8 // qcow2.CompressionZlib or CompressionZstd
+	Type    uint8 // as the header of the image has it
 	Cluster int64 // bytes
-	Writer  ClusterWriter
+	Writer  *qcow2.CompressedWriter
+	Loop    *aio.Loop // of the writer
+
+	packers chan *qcow2.Packer // those that are not at work
+}
+
+// openCompression makes a disk, which is a qcow2 image, ready to be written in compressed clusters.
+func openCompression(ctx context.Context, d *Disk) (*Compression, error) {
+	n, ok := d.Node().(*qcow2.Node)
+	if !ok {
+		return nil, Wordedf("Compression not supported for this file format")
+	}
+	c := &Compression{Type: n.Header().CompressionType, Cluster: 1 << n.Header().ClusterBits, Loop: d.face.Loop()}
+	if err := c.preparePackers(); err != nil {
+		return nil, err
+	}
+	return c, c.Loop.Call(ctx, func() (err error) {
+		c.Writer, err = n.CompressedWriter(c.Loop)
+		return err
+	})
+}
+
+func (c *Compression) close() error {
+	var err error
+	for range cap(c.packers) {
+		err = errors.Join(err, (<-c.packers).Close())
+	}
+	if c.Writer == nil {
+		return err
+	}
+	return c.Loop.Call(context.Background(), c.Writer.Close)
 }
 
 // packed is one cluster, or one run of zeros, that is ready to be written.
@@ -37,36 +59,31 @@ type packed struct {
 
 // packer compresses the clusters of batches. It belongs to one goroutine.
 type packer struct {
-	o       *Compression
-	room    []byte // what the clusters of one batch become
-	padded  []byte // the last cluster of a disk, made whole
-	deflate *flate.Writer
-	zstd    *zstd.Encoder
+	o      *Compression
+	room   []byte // what the clusters of one batch become
+	padded []byte // the last cluster of a disk, made whole
 }
 
-// deflateWindow is what readers of the format expect at most.
-const deflateWindow = 4096
-
-func (o *Compression) newPacker() (*packer, error) {
-	p := &packer{o: o}
-	var err error
-	switch o.Type {
-	case qcow2.CompressionZlib:
-		p.deflate, err = flate.NewWriterWindow(nil, deflateWindow)
-	case qcow2.CompressionZstd:
-		p.zstd, err = zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderCRC(false), zstd.WithSingleSegment(true))
-	default:
-		err = fmt.Errorf("compression type %d is not known", o.Type)
+// preparePackers makes as many packers as can be at work at a time. Each has tables that fill the caches of a processor, so
+// that one for each worker would be slower.
+func (c *Compression) preparePackers() error {
+	n := runtime.NumCPU()
+	c.packers = make(chan *qcow2.Packer, n)
+	for range n {
+		p, err := qcow2.NewPacker(c.Type)
+		if err != nil {
+			return err
+		}
+		c.packers <- p
 	}
-	return p, err
+	return nil
 }
 
 // pack compresses what a batch holds, whose data stand in buf one behind the other.
-func (p *packer) pack(list []packed, b *batch, buf []byte) ([]packed, error) {
-	if need := int(b.bytes + p.o.Cluster); len(p.room) < need {
-		p.room = make([]byte, need)
-	}
-	room := p.room
+func (p *packer) pack(list []packed, b *batch, buf []byte) []packed {
+	p.room = p.room[:0]
+	engine := <-p.o.packers
+	defer func() { p.o.packers <- engine }()
 	for _, s := range b.spans {
 		if s.kind == spanZero {
 			list = append(list, packed{off: s.off, n: s.n, zero: true})
@@ -74,86 +91,41 @@ func (p *packer) pack(list []packed, b *batch, buf []byte) ([]packed, error) {
 		}
 		for done := int64(0); done < s.n; done += p.o.Cluster {
 			n := min(p.o.Cluster, s.n-done)
-			one, err := p.cluster(buf[done:done+n], room)
-			if err != nil {
-				return nil, err
-			}
+			one := p.cluster(engine, buf[done:done+n])
 			one.off, one.n = s.off+done, n
-			if one.compressed {
-				room = room[len(one.data):]
-			}
 			list = append(list, one)
 		}
 		buf = buf[s.n:]
 	}
-	return list, nil
+	return list
 }
 
-// cluster compresses one cluster into room. One that does not become smaller stays as it is.
-func (p *packer) cluster(data, room []byte) (packed, error) {
+// cluster compresses one cluster. One that does not become smaller stays as it is.
+func (p *packer) cluster(engine *qcow2.Packer, data []byte) packed {
 	if allZero(data) {
-		return packed{zero: true}, nil
+		return packed{zero: true}
 	}
 	whole := data
 	if int64(len(data)) < p.o.Cluster {
-		p.padded = append(p.padded[:0], data...)
-		p.padded = append(p.padded, make([]byte, p.o.Cluster-int64(len(data)))...)
+		p.padded = append(append(p.padded[:0], data...), make([]byte, p.o.Cluster-int64(len(data)))...)
 		whole = p.padded
 	}
-	small, err := p.compress(whole, room[:p.o.Cluster-1])
-	switch {
-	case err != nil:
-		return packed{}, err
-	case small == nil:
-		return packed{data: data}, nil
+	start := len(p.room)
+	room, smaller := engine.Pack(p.room, whole)
+	if !smaller {
+		return packed{data: data}
 	}
-	return packed{data: small, compressed: true}, nil
-}
-
-// compress answers nil when room is too small.
-func (p *packer) compress(data, room []byte) ([]byte, error) {
-	if p.zstd != nil {
-		if out := p.zstd.EncodeAll(data, room[:0]); len(out) <= len(room) {
-			return out, nil
-		}
-		return nil, nil
-	}
-	w := &boundedWriter{room: room}
-	p.deflate.Reset(w)
-	_, err := p.deflate.Write(data)
-	if err == nil {
-		err = p.deflate.Close()
-	}
-	if errors.Is(err, errNoRoom) {
-		return nil, nil
-	}
-	return room[:w.n], err
-}
-
-var errNoRoom = errors.New("no room")
-
-// boundedWriter writes to room until that is full.
-type boundedWriter struct {
-	room []byte
-	n    int
-}
-
-func (w *boundedWriter) Write(p []byte) (int, error) {
-	n := copy(w.room[w.n:], p)
-	w.n += n
-	if n < len(p) {
-		return n, errNoRoom
-	}
-	return n, nil
+	p.room = room // which may be another one: what was packed before stays where it is
+	return packed{data: room[start:], compressed: true}
 }
 
 // writePacked stores what the packer made of a batch.
-func (w *convertWorker) writePacked(ctx context.Context, b *batch) error {
+func (w *convertWorker) writePacked(b *batch) error {
+	small := w.packs.fill(w.packing)
 	for _, one := range w.packing {
 		var err error
 		switch {
 		case one.compressed:
-			err = w.c.Compress.Writer.WriteCompressed(ctx, one.off, one.data)
 		case !one.zero:
 			err = w.room(func() { w.writes.write(one.data, one.off) })
 		case !w.c.TargetZero:
@@ -163,10 +135,79 @@ func (w *convertWorker) writePacked(ctx context.Context, b *batch) error {
 			return failedAt(convertWriteText, one.off, err)
 		}
 	}
+	if small {
+		w.packs.start(w.c.Compress)
+	}
 	w.writes.start(w.c.Target)
 	b.pass()
-	if err := w.writes.wait(); err != nil {
+	err := w.writes.wait()
+	if small {
+		if perr := w.packs.wait(); err == nil {
+			err = perr
+		}
+	}
+	if err != nil {
 		return failedAt(convertWriteText, b.start, err)
+	}
+	return nil
+}
+
+// packTransfer is for compressed clusters what transfer is for requests.
+type packTransfer struct {
+	to     *Compression
+	writes []qcow2.CompressedWrite
+	left   int
+	at     int64
+	err    error
+	post   func()
+	done   chan struct{}
+}
+
+func newPackTransfer() *packTransfer {
+	t := &packTransfer{done: make(chan struct{}, 1)}
+	t.post = t.submit
+	return t
+}
+
+// fill takes the compressed ones of a list, and tells whether there are any.
+func (t *packTransfer) fill(list []packed) bool {
+	t.writes, t.err = t.writes[:0], nil
+	for _, one := range list {
+		if !one.compressed {
+			continue
+		}
+		off := one.off
+		t.writes = append(t.writes, qcow2.CompressedWrite{Offset: off, Data: one.data, Done: func(err error) { t.complete(off, err) }})
+	}
+	t.left = len(t.writes)
+	return t.left > 0
+}
+
+func (t *packTransfer) start(to *Compression) {
+	t.to = to
+	to.Loop.Post(t.post)
+}
+
+// submit and complete run on the loop.
+func (t *packTransfer) submit() {
+	for i := range t.writes {
+		t.to.Writer.Submit(&t.writes[i])
+	}
+}
+
+func (t *packTransfer) complete(off int64, err error) {
+	if err != nil && (t.err == nil || off < t.at) {
+		t.at, t.err = off, err
+	}
+	if t.left--; t.left == 0 {
+		t.done <- struct{}{}
+	}
+}
+
+func (t *packTransfer) wait() error {
+	<-t.done
+	if t.err != nil {
+		return &transferError{off: t.at, err: t.err}
 	}
 	return nil
 }

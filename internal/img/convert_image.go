@@ -4,6 +4,7 @@ package img
 
 import (
 	"context"
+	"errors"
 	"os"
 	"slices"
 	"strconv"
@@ -126,7 +127,7 @@ func (c *conversion) checkOptions() error {
 	case c.backed && !o.Has("backing_fmt"):
 		return Wordedf("Use of backing file requires explicit backing format")
 	case c.backed && o.Has("backing_fmt") && !KnownFormat(o.Text("backing_fmt")):
-		return Wordedf("Unknown backing format '%s'", o.Text("backing_fmt"))
+		return Wordedf("%s: error while converting %s: Parameter 'backing-fmt' does not accept value '%s'", c.r.Target, c.r.Format, o.Text("backing_fmt"))
 	case c.r.Compress && c.r.Format != FormatQcow2:
 		return Wordedf("Compression not supported for this file format")
 	case c.r.Compress && !slices.Contains([]string{"", "off"}, o.Text("preallocation")):
@@ -166,7 +167,7 @@ func (c *conversion) openTarget(ctx context.Context) (err error) {
 	return nil
 }
 
-func (c *conversion) copy(ctx context.Context) error {
+func (c *conversion) copy(ctx context.Context) (err error) {
 	r := c.r
 	engine := &Convert{
 		Sources: c.sources, Target: c.target, Sparse: r.Sparse, Workers: r.Workers, OutOfOrder: r.OutOfOrder, Rate: r.Rate,
@@ -183,6 +184,13 @@ func (c *conversion) copy(ctx context.Context) error {
 	if r.CopyOffload {
 		engine.CopyRange = newRangeCopier(c.target)
 		defer engine.CopyRange.close()
+	}
+	if r.Compress {
+		if engine.Compress, err = openCompression(ctx, c.target); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, engine.Compress.close()) }()
+		engine.Grain = engine.Compress.Cluster
 	}
 	r.Progress.Expect(c.total)
 	return engine.Run(ctx)

@@ -103,7 +103,7 @@ func (p *planner) extent(base int64, e block.Extent) error {
 // kindOf is what has to be done for an extent of a source.
 func (c *Convert) kindOf(e block.Extent) spanKind {
 	switch {
-	case c.OnlyTop && (!e.Present || e.Depth > 0):
+	case c.OnlyTop && (!e.Present || e.Depth > 0), !e.Present && e.Offset < c.KeepAbsent:
 		return spanKeep
 	case !e.Zero && e.Present:
 		return spanData
@@ -190,7 +190,7 @@ func (p *planner) release() error {
 
 // acts tells whether a worker has to do something for a span of this kind.
 func (c *Convert) acts(k spanKind) bool {
-	return k == spanData || k == spanZero && (!c.TargetZero || c.Sparse == 0)
+	return k == spanData || k == spanZero && (!c.TargetZero || c.Sparse == 0 && !c.Exact)
 }
 
 // send hands the batch to a worker.

@@ -18,17 +18,19 @@ type convertWorker struct {
 	writes  *transfer
 	packer  *packer
 	packing []packed
+	packs   *packTransfer
 }
 
-func newConvertWorker(c *Convert) (w *convertWorker, err error) {
-	w = &convertWorker{c: c, buf: make([]byte, c.chunk()), writes: newTransfer(transferRequests)}
+func newConvertWorker(c *Convert) *convertWorker {
+	w := &convertWorker{c: c, buf: make([]byte, c.chunk()), writes: newTransfer(transferRequests)}
 	for range c.Sources {
 		w.reads = append(w.reads, newTransfer(batchSpans))
 	}
 	if c.Compress != nil {
-		w.packer, err = c.Compress.newPacker()
+		w.packs = newPackTransfer()
+		w.packer = &packer{o: c.Compress}
 	}
-	return w, err
+	return w
 }
 
 // do carries a batch out. Whatever happens, the batch behind it may go on afterwards.
@@ -133,16 +135,13 @@ func (w *convertWorker) readPiece(p []byte, off int64) (err error) {
 // write stores a batch, when it is its turn.
 func (w *convertWorker) write(ctx context.Context, b *batch) error {
 	if w.packer != nil {
-		var err error
-		if w.packing, err = w.packer.pack(w.packing[:0], b, w.buf); err != nil {
-			return err
-		}
+		w.packing = w.packer.pack(w.packing[:0], b, w.buf)
 	}
 	if err := w.turn(ctx, b); err != nil {
 		return err
 	}
 	if w.packer != nil {
-		return w.writePacked(ctx, b)
+		return w.writePacked(b)
 	}
 	at := w.buf
 	for _, s := range b.spans {
@@ -181,7 +180,7 @@ func (w *convertWorker) turn(ctx context.Context, b *batch) error {
 
 // store adds writes of p, without the zeros in it.
 func (w *convertWorker) store(p []byte, off int64) error {
-	if w.c.Sparse == 0 {
+	if w.c.Sparse == 0 || w.c.Exact {
 		return w.room(func() { w.writes.write(p, off) })
 	}
 	for start := 0; start < len(p); {
@@ -208,7 +207,7 @@ var zeroPage [1 << 20]byte
 
 // zeros adds what makes a span zero: really written ones where nothing may be sparse.
 func (w *convertWorker) zeros(off, n int64) error {
-	if w.c.Sparse > 0 {
+	if w.c.Sparse > 0 || w.c.Exact {
 		return w.room(func() { w.writes.zero(off, n, true) })
 	}
 	for end := off + n; off < end; {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"syscall"
 
 	"github.com/sluice-blk/sluice/aio"
@@ -62,21 +63,32 @@ func OpenDisk(ctx context.Context, l *aio.Loop, src Source, o DiskOptions) (*Dis
 	if i.ProbedRaw() && !src.Store.ReadOnly && o.Warnings != nil {
 		io.WriteString(o.Warnings, RawWarning(src.Name))
 	}
-	if format == FormatQcow2 {
-		_, err = i.header()
-	}
+	info, err := i.Info()
 	if err := errors.Join(err, i.Close()); err != nil {
 		return nil, Wordedf("Could not open '%s': %s", src.Name, OpenText(src.Name, err))
 	}
-	if o.Snapshot != "" && format != FormatQcow2 {
-		return nil, Wordedf("Failed to load snapshot: Block format '%s' used by device '' does not support temporarily loading internal snapshots", format)
+	if o.Snapshot != "" {
+		if err := snapshotFound(info, o.Snapshot); err != nil {
+			return nil, err
+		}
 	}
 	d, err := openGraph(ctx, l, src, o, path, format)
 	if err != nil {
-		return nil, Wordedf("Could not open '%s': %s", src.Name, graphText(src.Name, err))
+		return nil, backingError(src, info, err)
 	}
 	d.format = format
 	return d, nil
+}
+
+// snapshotFound looks for a snapshot by ID or name.
+func snapshotFound(info *Info, name string) error {
+	if info.Format != FormatQcow2 {
+		return Wordedf("Failed to load snapshot: Block format '%s' used by device '' does not support temporarily loading internal snapshots", info.Format)
+	}
+	if !slices.ContainsFunc(info.Snapshots, func(s SnapshotInfo) bool { return s.ID == name || s.Name == name }) {
+		return Wordedf("Failed to load snapshot: Can't find snapshot")
+	}
+	return nil
 }
 
 // openGraph builds the graph of an image whose format is known.
