@@ -19,7 +19,7 @@ const (
 
 // Snapshot is an entry of the snapshot table (section Snapshots).
 type Snapshot struct {
-	L1Offset  int64
+	L1Offset  int64 // this, L1Entries and DiskSize may be used after Validate alone
 	L1Entries uint32
 	ID, Name  string
 
@@ -66,37 +66,26 @@ func ParseSnapshot(b []byte, off, size int64) (Snapshot, int, error) {
 	if used := snapshotFixed + int(s.ExtraSize) + id + name; len(b) < used {
 		return Snapshot{}, 0, corruptf(off, "snapshot table is cut off")
 	}
-	l1 := be.Uint64(b)
-	if l1 > math.MaxInt64 {
-		return Snapshot{}, 0, corruptf(off, "snapshot has its L1 table at %#x", l1)
-	}
-	s.L1Offset = int64(l1)
+	s.L1Offset = int64(be.Uint64(b))
 	extra := b[snapshotFixed:][:s.ExtraSize]
-	if err := s.parseExtra(extra, off); err != nil {
-		return Snapshot{}, 0, err
-	}
+	s.parseExtra(extra)
 	rest := b[snapshotFixed+len(extra):]
 	s.ID, s.Name = string(rest[:id]), string(rest[id:id+name])
 	return s, n, nil
 }
 
-func (s *Snapshot) parseExtra(extra []byte, off int64) error {
+func (s *Snapshot) parseExtra(extra []byte) {
 	be := binary.BigEndian
 	if len(extra) >= extraVMState {
 		s.VMState = be.Uint64(extra)
 	}
 	if len(extra) >= extraDiskSize {
-		size := be.Uint64(extra[8:])
-		if size > math.MaxInt64 {
-			return corruptf(off, "snapshot has a disk of %d bytes", size)
-		}
-		s.DiskSize = int64(size)
+		s.DiskSize = int64(be.Uint64(extra[8:]))
 	}
 	if len(extra) >= extraICount {
 		s.ICount = be.Uint64(extra[16:])
 		s.Unknown = append([]byte(nil), extra[extraICount:]...)
 	}
-	return nil
 }
 
 // Validate checks size and place of the snapshot's L1 table as Header.Validate does for the active one, and that it
@@ -106,8 +95,10 @@ func (s *Snapshot) Validate(g *Geometry) error {
 	switch {
 	case n > MaxL1Bytes:
 		return corruptf(s.L1Offset, "snapshot %q has too large an L1 table (%d entries)", s.ID, s.L1Entries)
-	case !g.Aligned(s.L1Offset), s.L1Offset > math.MaxInt64-n, s.L1Offset == 0 && n > 0:
+	case s.L1Offset < 0, !g.Aligned(s.L1Offset), s.L1Offset > math.MaxInt64-n, s.L1Offset == 0 && n > 0:
 		return corruptf(s.L1Offset, "snapshot %q has its L1 table at no possible place", s.ID)
+	case s.DiskSize < 0:
+		return corruptf(s.L1Offset, "snapshot %q has a disk of %d bytes", s.ID, uint64(s.DiskSize))
 	case g.L1EntriesFor(s.DiskSize) > int64(s.L1Entries):
 		return corruptf(s.L1Offset, "snapshot %q has too small an L1 table for its disk (%d entries)", s.ID, s.L1Entries)
 	}

@@ -61,6 +61,8 @@ func TestSnapshotThatIsNotSound(t *testing.T) {
 		"large L1":      {L1Offset: 0x10000, L1Entries: MaxL1Bytes/8 + 1},
 		"misaligned L1": {L1Offset: 0x10200, L1Entries: 1},
 		"L1 at header":  {L1Offset: 0, L1Entries: 1},
+		"L1 far away":   {L1Offset: -0x10000, L1Entries: 1},
+		"huge disk":     {L1Offset: 0x10000, L1Entries: 1, DiskSize: -1 << 60},
 		"small L1":      {L1Offset: 0x10000, L1Entries: 1, DiskSize: 1 << 30},
 	} {
 		if s.Validate(&g) == nil {

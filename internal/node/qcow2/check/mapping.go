@@ -30,7 +30,7 @@ func (c *checker) countL1s() error {
 	for i := range c.snapshots {
 		s := &c.snapshots[i]
 		if !c.g.Aligned(s.L1Offset) {
-			c.corrupt(1, false, "ERROR snapshot %s (%s) l1_offset=%#x: L1 table is not cluster aligned; snapshot table entry corrupted", s.ID, s.Name, s.L1Offset)
+			c.corrupt(1, false, "ERROR snapshot %s (%s) l1_offset=%#x: L1 table is not cluster aligned; snapshot table entry corrupted", s.ID, s.Name, uint64(s.L1Offset))
 			continue
 		}
 		if s.L1Entries > qcow2.MaxL1Bytes/8 {

@@ -246,7 +246,21 @@ func breakImage(t testing.TB, s *memstore.Store, rng *rand.Rand) string {
 		_ = s.Read(l1, h.L1Offset)
 		at := h.L1Offset + 8*rng.Int64N(int64(h.L1Entries))
 		name := "L1"
-		switch rng.IntN(6) {
+		switch rng.IntN(8) {
+		case 6:
+			if h.Snapshots > 0 {
+				at, name = h.SnapshotsOffset+8*rng.Int64N(8), "snapshot table"
+				if b := make([]byte, 8); rng.IntN(2) > 0 && s.Read(b, h.SnapshotsOffset) == nil {
+					at, name = int64(binary.BigEndian.Uint64(b)&(1<<48-1))+8*rng.Int64N(int64(h.L1Entries)), "L1 of a snapshot"
+				}
+			}
+		case 7:
+			if e, ok, err := h.Bitmaps(); ok && err == nil {
+				at, name = e.DirectoryOffset+8*rng.Int64N(e.DirectorySize/8), "bitmap directory"
+				if b := make([]byte, 8); rng.IntN(2) > 0 && s.Read(b, e.DirectoryOffset) == nil {
+					at, name = int64(binary.BigEndian.Uint64(b)&(1<<48-1))+8*rng.Int64N(2), "bitmap table"
+				}
+			}
 		case 0, 1, 2:
 			for range 50 {
 				if off := qcow2.L1Entry(plain.Entry(l1, rng.IntN(len(l1)/8)).Word).Offset(); off != 0 {

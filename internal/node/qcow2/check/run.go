@@ -148,7 +148,7 @@ func (c *checker) use(off, length int64, n uint64) {
 		return
 	}
 	// the last cluster of the file may be there in part
-	if off > math.MaxInt64-length || off+length-c.size >= c.g.ClusterSize {
+	if off < 0 || off > math.MaxInt64-length || off+length-c.size >= c.g.ClusterSize {
 		c.corrupt(n, false, "ERROR: counting reference for region exceeding the end of the file by one cluster or more: offset 0x%x size 0x%x", off, length)
 		return
 	}
@@ -168,7 +168,7 @@ func (c *checker) references(off int64) (uint64, bool) {
 
 // inFile tells whether a range that was given to use was counted.
 func (c *checker) inFile(off, length int64) bool {
-	return off <= math.MaxInt64-length && off+length-c.size < c.g.ClusterSize
+	return off >= 0 && off <= math.MaxInt64-length && off+length-c.size < c.g.ClusterSize
 }
 
 func (c *checker) corrupt(n uint64, fixed bool, format string, args ...any) {
