@@ -20,6 +20,9 @@ type counts struct {
 	bytes  int   // of a piece; a refcount block is a whole number of pieces
 	per    int64 // entries of a piece
 	pieces map[int64][]byte
+
+	near   int64 // the piece that was asked for last: neighbours follow
+	nearBy []byte
 }
 
 func newCounts(g *qcow2.Geometry) *counts {
@@ -27,11 +30,25 @@ func newCounts(g *qcow2.Geometry) *counts {
 	return &counts{
 		order: g.RefcountOrder, max: g.MaxRefcount(), bytes: n, per: int64(n) * 8 >> g.RefcountOrder,
 		pieces: make(map[int64][]byte),
+		near:   -1,
 	}
 }
 
+// piece is the piece with this number, nil when it does not exist.
+func (c *counts) piece(i int64) []byte {
+	if i != c.near {
+		c.near, c.nearBy = i, c.pieces[i]
+	}
+	return c.nearBy
+}
+
+func (c *counts) setPiece(i int64, p []byte) {
+	c.pieces[i] = p
+	c.near, c.nearBy = i, p
+}
+
 func (c *counts) get(cluster int64) uint64 {
-	p := c.pieces[cluster/c.per]
+	p := c.piece(cluster / c.per)
 	if p == nil {
 		return 0
 	}
@@ -39,13 +56,13 @@ func (c *counts) get(cluster int64) uint64 {
 }
 
 func (c *counts) set(cluster int64, n uint64) {
-	p := c.pieces[cluster/c.per]
+	p := c.piece(cluster / c.per)
 	if p == nil {
 		if n == 0 {
 			return
 		}
 		p = make([]byte, c.bytes)
-		c.pieces[cluster/c.per] = p
+		c.setPiece(cluster/c.per, p)
 	}
 	qcow2.SetRefcount(p, c.order, int(cluster%c.per), n)
 }
@@ -99,7 +116,7 @@ func (c *counts) setBlock(i int64, b []byte) {
 	for j := range n {
 		part := b[j*int64(c.bytes):][:c.bytes]
 		if !allZero(part) {
-			c.pieces[i*n+j] = bytes.Clone(part)
+			c.setPiece(i*n+j, bytes.Clone(part))
 		}
 	}
 }
