@@ -321,7 +321,7 @@ func (h *Header) ClearUnknownAutoclear() bool {
 	return changed
 }
 
-// IsDirty, IsCorrupt, IsLazy, HasDataFile, IsDataFileRaw and IsExtendedL2 tell single feature bits.
+// IsDirty tells the dirty bit: refcounts may be wrong.
 func (h *Header) IsDirty() bool { return h.Incompatible&Dirty != 0 }
 
 // IsCorrupt tells the corrupt bit: the image must not be written to.
