@@ -23,8 +23,9 @@ type Store struct {
 	// too. Reads, writes and flushes count, Size does not. 0 is never.
 	FailAt  int
 	Forever bool
-	Calls   int // so far
-	Writes  int // calls that change the file, of these
+	Limit   int64 // of the size in bytes: who writes beyond it gets ENOSPC. 0 is none
+	Calls   int   // so far
+	Writes  int   // calls that change the file, of these
 	Flushes int
 
 	pages map[int64]*[page]byte
@@ -52,6 +53,13 @@ func (s *Store) call(off, n int64) error {
 	return nil
 }
 
+func (s *Store) room(end int64) error {
+	if s.Limit != 0 && end > s.Limit {
+		return syscall.ENOSPC
+	}
+	return nil
+}
+
 // Read fills p; bytes beyond the end are zero.
 func (s *Store) Read(p []byte, off int64) error {
 	if err := s.call(off, int64(len(p))); err != nil {
@@ -73,6 +81,9 @@ func (s *Store) Read(p []byte, off int64) error {
 // Write writes p.
 func (s *Store) Write(p []byte, off int64) error {
 	if err := s.call(off, int64(len(p))); err != nil {
+		return err
+	}
+	if err := s.room(off + int64(len(p))); err != nil {
 		return err
 	}
 	s.Writes++
@@ -97,6 +108,9 @@ func (s *Store) Write(p []byte, off int64) error {
 // Zero makes a range read as zeros.
 func (s *Store) Zero(off, n int64) error {
 	if err := s.call(off, n); err != nil {
+		return err
+	}
+	if err := s.room(off + n); err != nil {
 		return err
 	}
 	s.Writes++
@@ -146,6 +160,9 @@ func (s *Store) Size() (int64, error) { return s.size, nil }
 // Truncate changes the length.
 func (s *Store) Truncate(n int64) error {
 	if err := s.call(n, 0); err != nil {
+		return err
+	}
+	if err := s.room(n); err != nil {
 		return err
 	}
 	s.Writes++

@@ -16,7 +16,7 @@ import (
 // counted anew without these; what is still wrong then was wrong elsewhere.
 func (c *checker) rebuildAll() error {
 	c.report(Corruption, true, "Rebuilding refcount structure")
-	before := c.r
+	before, used := c.r, c.want.highest()+1 // the old structures are still in use
 	c.r = Result{TotalClusters: before.TotalClusters}
 	c.again = true
 	err := c.countReferences()
@@ -27,22 +27,27 @@ func (c *checker) rebuildAll() error {
 	if c.r.CheckErrors != 0 {
 		return fmt.Errorf("rebuild refcounts: not all tables can be read: %w", syscall.EIO)
 	}
-	if err := c.writeRefcounts(); err != nil {
+	if err := c.writeRefcounts(used); err != nil {
 		return fmt.Errorf("rebuild refcounts: %w", err)
 	}
 	c.have, c.rebuild = c.want, false
 	c.r.LeaksFixed = before.LeaksFixed + before.Leaks
 	c.r.CorruptionsFixed = before.CorruptionsFixed + max(0, before.Corruptions-c.r.Corruptions)
-	c.r.ImageEndOffset = c.file << c.g.ClusterBits
+	c.r.ImageEndOffset = (c.want.highest() + 1) << c.g.ClusterBits
 	return nil
 }
 
-// writeRefcounts gives the table and blocks for want a place at the end, and makes the header name them.
-func (c *checker) writeRefcounts() error {
-	start := max(c.file, c.want.highest()+1)
-	blocks, table := c.newBlocks(start)
-	if int64(table)<<c.g.ClusterBits > qcow2.MaxRefcountTableBytes {
-		return fmt.Errorf("refcount table would be too large: %w", syscall.EFBIG)
+// writeRefcounts gives the table and blocks for want a place, writes them and makes the header name them. The place is
+// behind the end of the file; where that cannot grow, on a block device, it is behind the clusters that are in use.
+func (c *checker) writeRefcounts(used int64) error {
+	start := max(c.file, used)
+	blocks, table, err := c.newBlocks(start)
+	if err == nil && c.s.Truncate((start+table+int64(len(blocks)))<<c.g.ClusterBits) != nil {
+		start = used
+		blocks, table, err = c.newBlocks(start)
+	}
+	if err != nil {
+		return err
 	}
 	end := start + table + int64(len(blocks))
 	for k := start; k < end; k++ {
@@ -68,7 +73,7 @@ func (c *checker) writeRefcounts() error {
 	if err := c.nameRefcounts(); err != nil {
 		return err
 	}
-	c.file, c.size = end, end<<c.g.ClusterBits
+	c.file = max(c.file, end)
 	c.refcounts = &refcounts{bad: make(map[int64]bool)} // the table is sound and not needed again
 	return c.s.Flush()
 }
@@ -92,7 +97,7 @@ func (c *checker) nameRefcounts() error {
 
 // newBlocks tells which refcount blocks there must be, and how many clusters of table, when they lie from cluster start
 // on and count themselves.
-func (c *checker) newBlocks(start int64) (blocks []int64, table int64) {
+func (c *checker) newBlocks(start int64) (blocks []int64, table int64, err error) {
 	needed := c.want.blocks(c.g.ClusterSize)
 	for {
 		n := table + int64(len(needed))
@@ -105,8 +110,11 @@ func (c *checker) newBlocks(start int64) (blocks []int64, table int64) {
 		}
 		per := c.g.RefcountTableEntries()
 		table = (last + per) / per
+		if table<<c.g.ClusterBits > qcow2.MaxRefcountTableBytes {
+			return nil, 0, fmt.Errorf("refcount table would be too large: %w", syscall.EFBIG)
+		}
 		if table+int64(len(needed)) == n {
-			return slices.Sorted(maps.Keys(needed)), table
+			return slices.Sorted(maps.Keys(needed)), table, nil
 		}
 	}
 }

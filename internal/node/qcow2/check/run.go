@@ -58,7 +58,7 @@ func Run(s Store, o *Options) (*Result, error) {
 	if err := c.open(); err != nil {
 		return &c.r, err
 	}
-	for _, step := range []func() error{c.countReferences, c.repairEntries, c.compare, c.checkCopied, c.finish} {
+	for _, step := range []func() error{c.clearAutoclear, c.countReferences, c.repairEntries, c.compare, c.checkCopied, c.finish} {
 		if err := step(); err != nil {
 			return &c.r, err
 		}
@@ -104,6 +104,19 @@ func (c *checker) open() error {
 	c.file = c.g.Clusters(c.size)
 	c.buf = make([]byte, c.g.ClusterSize)
 	c.r.TotalClusters = c.g.Clusters(h.Size)
+	return nil
+}
+
+// clearAutoclear clears bits that are not known before anything is written: what they stand for may not hold afterwards.
+func (c *checker) clearAutoclear() error {
+	if c.fix == Nothing || !c.h.ClearUnknownAutoclear() {
+		return nil
+	}
+	var b [8]byte
+	putUint64(b[:], c.h.Autoclear)
+	if err := errors.Join(c.s.Write(b[:], qcow2.OffsetAutoclear), c.s.Flush()); err != nil {
+		return fmt.Errorf("clear autoclear bits: %w", err)
+	}
 	return nil
 }
 

@@ -30,7 +30,7 @@ func ChangeWidth(s Store, order uint32) error {
 	if c.r.Corruptions != 0 || c.r.CheckErrors != 0 {
 		return fmt.Errorf("change the width of refcounts: the image has errors, or uses a cluster more often than the new width can count: %w", syscall.EINVAL)
 	}
-	if err := c.writeRefcounts(); err != nil {
+	if err := c.writeRefcounts(c.file); err != nil {
 		return fmt.Errorf("change the width of refcounts: %w", err)
 	}
 	return nil
