@@ -104,6 +104,9 @@ func take(m map[string]string, key string) string {
 	return v
 }
 
+// Beside resolves a path that stands in the image at base, as Build does.
+func Beside(base, path string) string { return beside(base, path) }
+
 // beside resolves a path that stands in the image at base: what is relative lies in the folder of that file. Where base is
 // a symbolic link, that is the folder of the file it points to; should there be nothing, the folder of the link.
 func beside(base, path string) string {

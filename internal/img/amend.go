@@ -255,7 +255,7 @@ func (a *amendment) size() error {
 		return nil
 	}
 	if err := a.image.named(); err != nil {
-		return err
+		return Wordedf("Could not open '%s': %s", a.r.Name, err.Error())
 	}
 	return a.tables(func(t *tables) error {
 		r := &qcow2Resizer{t}

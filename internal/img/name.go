@@ -4,9 +4,12 @@ package img
 
 import (
 	"encoding/json"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/sluice-blk/sluice/internal/graph"
 )
 
 // Location is where an image lies and, when its name says so, what it is.
@@ -121,9 +124,9 @@ func locate(p map[string]string) (Location, error) {
 		}
 		delete(p, "filename")
 		if driver == "" {
-			return Location{Path: path}, leftOver(p, "file")
+			return leftOver(Location{Path: path}, p, "file")
 		}
-		return Location{Path: path, Format: FormatRaw}, leftOver(p, driver)
+		return leftOver(Location{Path: path, Format: FormatRaw}, p, driver)
 	}
 	if !KnownFormat(driver) {
 		return Location{}, Wordedf("Unknown driver '%s'", driver)
@@ -145,24 +148,27 @@ func locateFile(p map[string]string, format string) (Location, error) {
 		delete(p, "filename")
 	}
 	delete(p, "file.filename")
-	return Location{Path: path, Format: format}, leftOver(p, format)
+	return leftOver(Location{Path: path, Format: format}, p, format)
 }
 
-// leftOver refuses properties that would change something and are not known.
-func leftOver(p map[string]string, driver string) error {
+// leftOver is at, unless there are properties that would change something and are not known.
+func leftOver(at Location, p map[string]string, driver string) (Location, error) {
 	for key := range p {
 		if !slices.Contains(indifferent, strings.TrimPrefix(key, "file.")) {
-			return Wordedf("Block driver '%s' does not support the option '%s'", driver, key)
+			return Location{}, Wordedf("Block driver '%s' does not support the option '%s'", driver, key)
 		}
 	}
-	return nil
+	return at, nil
 }
 
 // Beside resolves a name that stands in the image called base: what is relative lies in the folder of that image, as its
-// name has it.
+// name has it. Where base is a symbolic link it is what the graph opens.
 func Beside(base, name string) string {
 	if strings.HasPrefix(name, "/") || strings.HasPrefix(name, "json:") || protocolOf(name) != "" {
 		return name
+	}
+	if st, err := os.Lstat(base); err == nil && st.Mode()&os.ModeSymlink != 0 {
+		return graph.Beside(base, name)
 	}
 	return base[:strings.LastIndexByte(base, '/')+1] + name
 }

@@ -80,7 +80,7 @@ func (i *Image) resizable(r *ResizeRequest) (resizer, error) {
 		return &rawResizer{i}, nil
 	case FormatQcow2:
 		if err := i.named(); err != nil {
-			return nil, err
+			return nil, Wordedf("Could not open '%s': %s", r.Name, err.Error())
 		}
 		t, err := i.tables(r.Source, metadata.Options{})
 		if err != nil {
