@@ -16,7 +16,7 @@ var imgAmend = imgVerb{
 
 func runImgAmend(c *imgCall, args []string) int {
 	var o imgSource
-	var cache imgCache
+	var cache img.Cache
 	r := img.AmendRequest{Warn: c.say, Progress: func(float64) {}}
 	progress, silent, help := false, false, false
 	f := c.flags()
@@ -57,6 +57,7 @@ func runImgAmend(c *imgCall, args []string) int {
 		defer fmt.Fprintln(c.Out)
 	}
 	r.Source = o.source(rest[0], false)
+	r.Store.Unsafe = cache == "unsafe"
 	return c.told(img.Amend(&r))
 }
 

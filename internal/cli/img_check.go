@@ -22,7 +22,7 @@ const exitNoCheck = 63
 func runImgCheck(c *imgCall, args []string) int {
 	var o imgSource
 	var r img.CheckRequest
-	var cache imgCache
+	var cache img.Cache
 	var repair string
 	json, silent := false, false
 	f := c.flags()

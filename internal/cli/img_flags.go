@@ -69,16 +69,16 @@ func (f *imgFlags) objects() {
 }
 
 // cache adds the flag for a cache mode: -t, or -T for what is read.
-func (f *imgFlags) cache(short byte, to *imgCache) {
+func (f *imgFlags) cache(short byte, to *img.Cache) {
 	what := "cache option"
 	if short == 'T' {
 		what = "source cache option"
 	}
 	f.each(short, "", func(v string) error {
-		if !slices.Contains([]string{"none", "off", "writeback", "writethrough", "directsync", "unsafe"}, v) {
+		*to = img.Cache(v)
+		if !to.Valid() {
 			return img.Wordedf("Invalid %s: %s", what, v)
 		}
-		*to = imgCache(v)
 		return nil
 	})
 }
@@ -93,9 +93,6 @@ func (f *imgFlags) output(json *bool) {
 		return nil
 	})
 }
-
-// imgCache is a cache mode as -t and -T give it, "" when they do not.
-type imgCache string
 
 // imgSource says which image is meant.
 type imgSource struct {
