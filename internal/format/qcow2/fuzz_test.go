@@ -26,6 +26,11 @@ func FuzzHeader(f *testing.F) {
 		b := encoded(f, h)
 		f.Add(b[:min(len(b), 1024)])
 	}
+	for _, c := range impossible {
+		b := encoded(f, sound())
+		c.patch(b)
+		f.Add(b[:1024])
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		h, err := ReadHeaderUnchecked(reader(b))
 		if err != nil {

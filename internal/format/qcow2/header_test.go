@@ -100,59 +100,67 @@ func TestUnknownPartsOfTheHeaderAreKept(t *testing.T) {
 	}
 }
 
-// Each field alone is set to what it must not be: the header is refused, at once and without memory.
+func u32(at int, v uint32) func([]byte) {
+	return func(b []byte) { binary.BigEndian.PutUint32(b[at:], v) }
+}
+func u64(at int, v uint64) func([]byte) {
+	return func(b []byte) { binary.BigEndian.PutUint64(b[at:], v) }
+}
+
+// impossible are changes of a sound header, each of which makes one field what it must not be.
+var impossible = map[string]struct {
+	patch func([]byte)
+	errno syscall.Errno
+	text  string
+}{
+	"magic":                         {u32(0, 0x514649fa), syscall.EINVAL, "not a qcow2 image"},
+	"version 1":                     {u32(4, 1), syscall.EOPNOTSUPP, "version 1"},
+	"version 4":                     {u32(4, 4), syscall.EOPNOTSUPP, "version 4"},
+	"cluster bits 0":                {u32(20, 0), syscall.EINVAL, "clusters of 2^0"},
+	"cluster bits 8":                {u32(20, 8), syscall.EINVAL, "clusters of 2^8"},
+	"cluster bits 22":               {u32(20, 22), syscall.EINVAL, "clusters of 2^22"},
+	"cluster bits 63":               {u32(20, 63), syscall.EINVAL, "clusters of 2^63"},
+	"header length":                 {u32(100, 0xffffffff), syscall.EINVAL, "bytes long"},
+	"header length 96":              {u32(100, 96), syscall.EINVAL, "bytes long"},
+	"header length 105":             {u32(100, 105), syscall.EINVAL, "bytes long"},
+	"header beyond cluster":         {u32(100, 65536+8), syscall.EINVAL, "bytes long"},
+	"refcount order 7":              {u32(96, 7), syscall.EINVAL, "refcount order"},
+	"size":                          {u64(24, 1<<63), syscall.EINVAL, "size of the disk"},
+	"size beyond L1":                {u64(24, 1<<40), syscall.EINVAL, "L1 table is too small"},
+	"size beyond any L1":            {u64(24, 1<<62), syscall.EFBIG, "disk is too large"},
+	"L1 size":                       {u32(36, 0x7fffffff), syscall.EFBIG, "L1 table is too large"},
+	"L1 size 0":                     {u32(36, 0), syscall.EINVAL, "L1 table is too small"},
+	"L1 offset -1":                  {u64(40, 1<<64-1), syscall.EINVAL, "offset of the L1 table"},
+	"L1 offset 0":                   {u64(40, 0), syscall.EINVAL, "upon the header"},
+	"L1 not aligned":                {u64(40, 0x30200), syscall.EINVAL, "not aligned"},
+	"L1 beyond any file":            {u64(40, 1<<63-0x10000+0), syscall.EINVAL, ""},
+	"refcount table clusters":       {u32(56, 0x7fffffff), syscall.EFBIG, "refcount table is too large"},
+	"refcount table above 8 MiB":    {u32(56, 129), syscall.EFBIG, "refcount table is too large"},
+	"refcount table of no clusters": {u32(56, 0), syscall.EINVAL, "no refcount table"},
+	"refcount table offset":         {u64(48, 1<<64-0x10000), syscall.EINVAL, "offset of the refcount table"},
+	"refcount table not aligned":    {u64(48, 0x10200), syscall.EINVAL, "not aligned"},
+	"snapshots":                     {u32(60, 0xffffffff), syscall.EINVAL, "snapshots"},
+	"snapshot table not aligned":    {u64(64, 0x50008), syscall.EINVAL, "not aligned"},
+	"backing length":                {u32(16, 0xffffffff), syscall.EINVAL, "at most 1023"},
+	"backing length 1024":           {u32(16, 1024), syscall.EINVAL, "at most 1023"},
+	"backing name outside":          {u64(8, 70000), syscall.EINVAL, "not in the first cluster"},
+	"backing name in the header":    {u64(8, 64), syscall.EINVAL, "not in the first cluster"},
+	"backing name across the end":   {u64(8, 65536-4), syscall.EINVAL, "reaches beyond the first cluster"},
+	"extension length":              {u32(124, 0xffffffff), syscall.EINVAL, "reaches beyond its area"},
+	"extension over the name":       {u32(124, 1000), syscall.EINVAL, "reaches beyond its area"},
+	"AES":                           {u32(32, 1), syscall.EOPNOTSUPP, "AES"},
+	"LUKS":                          {u32(32, 2), syscall.EOPNOTSUPP, "LUKS"},
+	"encryption 3":                  {u32(32, 3), syscall.EOPNOTSUPP, "method 3"},
+	"compression type without bit":  {func(b []byte) { b[104] = 1 }, syscall.EINVAL, "compression type is 1"},
+	"compression bit without type":  {u64(72, CompressionBit), syscall.EINVAL, "compression type is 0"},
+	"compression type 2":            {func(b []byte) { u64(72, CompressionBit)(b); b[104] = 2 }, syscall.EOPNOTSUPP, "compression type 2"},
+	"bitmaps bit without bitmaps":   {u64(88, BitmapsBit), syscall.EINVAL, "bitmaps"},
+	"raw data file without one":     {u64(88, RawExternal), syscall.EINVAL, "raw"},
+}
+
+// The header is refused, at once and without memory.
 func TestHeaderWithAnImpossibleFieldIsRefused(t *testing.T) {
-	u32 := func(at int, v uint32) func([]byte) { return func(b []byte) { binary.BigEndian.PutUint32(b[at:], v) } }
-	u64 := func(at int, v uint64) func([]byte) { return func(b []byte) { binary.BigEndian.PutUint64(b[at:], v) } }
-	for name, c := range map[string]struct {
-		patch func([]byte)
-		errno syscall.Errno
-		text  string
-	}{
-		"magic":                         {u32(0, 0x514649fa), syscall.EINVAL, "not a qcow2 image"},
-		"version 1":                     {u32(4, 1), syscall.EOPNOTSUPP, "version 1"},
-		"version 4":                     {u32(4, 4), syscall.EOPNOTSUPP, "version 4"},
-		"cluster bits 0":                {u32(20, 0), syscall.EINVAL, "clusters of 2^0"},
-		"cluster bits 8":                {u32(20, 8), syscall.EINVAL, "clusters of 2^8"},
-		"cluster bits 22":               {u32(20, 22), syscall.EINVAL, "clusters of 2^22"},
-		"cluster bits 63":               {u32(20, 63), syscall.EINVAL, "clusters of 2^63"},
-		"header length":                 {u32(100, 0xffffffff), syscall.EINVAL, "bytes long"},
-		"header length 96":              {u32(100, 96), syscall.EINVAL, "bytes long"},
-		"header length 105":             {u32(100, 105), syscall.EINVAL, "bytes long"},
-		"header beyond cluster":         {u32(100, 65536+8), syscall.EINVAL, "bytes long"},
-		"refcount order 7":              {u32(96, 7), syscall.EINVAL, "refcount order"},
-		"size":                          {u64(24, 1<<63), syscall.EINVAL, "size of the disk"},
-		"size beyond L1":                {u64(24, 1<<40), syscall.EINVAL, "L1 table is too small"},
-		"size beyond any L1":            {u64(24, 1<<62), syscall.EFBIG, "disk is too large"},
-		"L1 size":                       {u32(36, 0x7fffffff), syscall.EFBIG, "L1 table is too large"},
-		"L1 size 0":                     {u32(36, 0), syscall.EINVAL, "L1 table is too small"},
-		"L1 offset -1":                  {u64(40, 1<<64-1), syscall.EINVAL, "offset of the L1 table"},
-		"L1 offset 0":                   {u64(40, 0), syscall.EINVAL, "upon the header"},
-		"L1 not aligned":                {u64(40, 0x30200), syscall.EINVAL, "not aligned"},
-		"L1 beyond any file":            {u64(40, 1<<63-0x10000+0), syscall.EINVAL, ""},
-		"refcount table clusters":       {u32(56, 0x7fffffff), syscall.EFBIG, "refcount table is too large"},
-		"refcount table above 8 MiB":    {u32(56, 129), syscall.EFBIG, "refcount table is too large"},
-		"refcount table of no clusters": {u32(56, 0), syscall.EINVAL, "no refcount table"},
-		"refcount table offset":         {u64(48, 1<<64-0x10000), syscall.EINVAL, "offset of the refcount table"},
-		"refcount table not aligned":    {u64(48, 0x10200), syscall.EINVAL, "not aligned"},
-		"snapshots":                     {u32(60, 0xffffffff), syscall.EINVAL, "snapshots"},
-		"snapshot table not aligned":    {u64(64, 0x50008), syscall.EINVAL, "not aligned"},
-		"backing length":                {u32(16, 0xffffffff), syscall.EINVAL, "at most 1023"},
-		"backing length 1024":           {u32(16, 1024), syscall.EINVAL, "at most 1023"},
-		"backing name outside":          {u64(8, 70000), syscall.EINVAL, "not in the first cluster"},
-		"backing name in the header":    {u64(8, 64), syscall.EINVAL, "not in the first cluster"},
-		"backing name across the end":   {u64(8, 65536-4), syscall.EINVAL, "reaches beyond the first cluster"},
-		"extension length":              {u32(124, 0xffffffff), syscall.EINVAL, "reaches beyond its area"},
-		"extension over the name":       {u32(124, 1000), syscall.EINVAL, "reaches beyond its area"},
-		"AES":                           {u32(32, 1), syscall.EOPNOTSUPP, "AES"},
-		"LUKS":                          {u32(32, 2), syscall.EOPNOTSUPP, "LUKS"},
-		"encryption 3":                  {u32(32, 3), syscall.EOPNOTSUPP, "method 3"},
-		"compression type without bit":  {func(b []byte) { b[104] = 1 }, syscall.EINVAL, "compression type is 1"},
-		"compression bit without type":  {u64(72, CompressionBit), syscall.EINVAL, "compression type is 0"},
-		"compression type 2":            {func(b []byte) { u64(72, CompressionBit)(b); b[104] = 2 }, syscall.EOPNOTSUPP, "compression type 2"},
-		"bitmaps bit without bitmaps":   {u64(88, BitmapsBit), syscall.EINVAL, "bitmaps"},
-		"raw data file without one":     {u64(88, RawExternal), syscall.EINVAL, "raw"},
-	} {
+	for name, c := range impossible {
 		t.Run(name, func(t *testing.T) {
 			b := encoded(t, sound())
 			c.patch(b)

@@ -26,9 +26,9 @@ type Sizes struct {
 }
 
 // Measure tells how large a new image will be for a disk of size bytes, of which data bytes (whole clusters, or up to
-// the disk's end) will be allocated. It is an upper bound for every later state of the image too, as long as it has no
-// snapshots and no clusters are leaked: each guest cluster has one host cluster at most. A disk that the geometry cannot
-// describe is an error (EFBIG).
+// the disk's end) will be allocated. FullyAllocated is the most that the disk can ever need, since each guest cluster has
+// one host cluster at most; snapshots, bitmaps and leaked clusters come on top. A disk that the geometry cannot describe
+// is an error (EFBIG).
 func (g *Geometry) Measure(size, data int64) (Sizes, error) {
 	if size < 0 || size > g.MaxSize() {
 		return Sizes{}, &limitError{"disk is too large for clusters of this size"}

@@ -163,3 +163,29 @@ func TestPeerMeasuresTheSame(t *testing.T) {
 		}
 	}
 }
+
+// The bitmaps that an image carries are measured as the other program measures them.
+func TestPeerMeasuresBitmaps(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t.qcow2")
+	qemuImg(t, "create", "-q", "-f", "qcow2", path, "3G")
+	for i, granularity := range []int64{512, 65536, 1 << 20} {
+		qemuImg(t, "bitmap", "--add", "-g", fmt.Sprint(granularity), path, fmt.Sprint("bitmap ", i))
+	}
+	var want struct{ Bitmaps int64 }
+	if err := json.Unmarshal([]byte(qemuImg(t, "measure", "-O", "qcow2", "--output=json", path)), &want); err != nil {
+		t.Fatal(err)
+	}
+	s := memstore.Load(t, path)
+	h, err := qcow2.ReadHeader(s.Read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := qcow2.ReadBitmaps(s.Read, h)
+	if err != nil || len(all) != 3 {
+		t.Fatalf("%d bitmaps, %v", len(all), err)
+	}
+	g := h.Geometry()
+	if got := g.MeasureBitmaps(h.Size, all); got != want.Bitmaps {
+		t.Errorf("bitmaps need %d bytes, want %d", got, want.Bitmaps)
+	}
+}
