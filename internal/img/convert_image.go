@@ -49,7 +49,7 @@ func (r *ConvertRequest) Run(ctx context.Context) (err error) {
 	defer loops.Stop()
 	c := &conversion{r: r, loops: loops}
 	defer func() { err = closeAll(err, append(c.sources, c.target)...) }()
-	for _, step := range []func(context.Context) error{c.openSources, c.prepare, c.create, c.openTarget, c.copy} {
+	for _, step := range []func(context.Context) error{c.openSources, c.prepare, c.create, c.openTarget, c.copy, c.copyBitmaps} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -65,8 +65,9 @@ type conversion struct {
 	total   int64
 	options *Options // of the new image
 	target  *Disk
-	backed  bool // the target has a backing file
-	regular bool // the target is a file that was empty
+	backed  bool         // the target has a backing file
+	regular bool         // the target is a file that was empty
+	bitmaps []BitmapInfo // that are to be copied
 }
 
 func (c *conversion) openSources(ctx context.Context) error {
@@ -84,8 +85,8 @@ func (c *conversion) openSources(ctx context.Context) error {
 // prepare checks what is asked of the target.
 func (c *conversion) prepare(context.Context) error {
 	r := c.r
-	if r.Bitmaps && slices.ContainsFunc(c.sources, func(d *Disk) bool { return d.format != FormatQcow2 }) {
-		return Wordedf("Source lacks bitmap support")
+	if err := c.checkBitmaps(); err != nil {
+		return err
 	}
 	if r.NoCreate {
 		return nil
@@ -132,7 +133,7 @@ func (c *conversion) checkOptions() error {
 		return Wordedf("Compression not supported for this file format")
 	case c.r.Compress && !slices.Contains([]string{"", "off"}, o.Text("preallocation")):
 		return Wordedf("Compression and preallocation not supported at the same time")
-	case c.r.Bitmaps && c.r.Format != FormatQcow2:
+	case c.r.Bitmaps && (c.r.Format != FormatQcow2 || o.Text("compat") == "0.10" || o.Text("compat") == "v2"):
 		return Wordedf("Format driver '%s' does not support bitmaps", c.r.Format)
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 type Disk struct {
 	name   string
 	format string
+	image  *Info // nil where it was not opened as an image
 	handle *block.Handle
 	face   *block.HandleQueue
 	info   block.Info

@@ -76,7 +76,7 @@ func OpenDisk(ctx context.Context, l *aio.Loop, src Source, o DiskOptions) (*Dis
 	if err != nil {
 		return nil, backingError(src, info, err)
 	}
-	d.format = format
+	d.format, d.image = format, info
 	return d, nil
 }
 
