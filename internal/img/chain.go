@@ -4,6 +4,7 @@ package img
 
 import (
 	"errors"
+	"fmt"
 	"os"
 
 	"github.com/sluice-blk/sluice/internal/graph"
@@ -88,10 +89,10 @@ func openTop(src Source) (i *Image, info *Info, err error) {
 func backingError(src Source, info *Info, err error) error {
 	if b, ok := info.Backing(StoreOptions{ReadOnly: true, Shared: src.Store.Shared}); ok {
 		if text := backingFault(b, maxChain); text != "" {
-			return Wordedf("Could not open '%s': Could not open backing file: %s", src.Name, text)
+			return &Worded{text: fmt.Sprintf("Could not open '%s': Could not open backing file: %s", src.Name, text), err: err}
 		}
 	}
-	return Wordedf("Could not open '%s': %s", src.Name, graphText(src.Name, err))
+	return &Worded{text: fmt.Sprintf("Could not open '%s': %s", src.Name, graphText(src.Name, err)), err: err}
 }
 
 // backingFault tells why an image of a chain, or one behind it, cannot be opened; "" when nothing is found.

@@ -104,8 +104,12 @@ func openGraph(ctx context.Context, l *aio.Loop, src Source, o DiskOptions, path
 		spec.Lock = graph.LockOff
 	}
 	if format == FormatQcow2 {
+		spec.FileFault = faultsOf(path)
 		spec.ProbeBacking = true
 		spec.Snapshot, spec.NoBacking, spec.Backing = o.Snapshot, o.NoBacking, o.Backing
+	}
+	if format == FormatRaw {
+		spec.Fault = faultsOf(path)
 	}
 	node, err := graph.Build(ctx, spec, graph.AnyPath)
 	if err != nil {
