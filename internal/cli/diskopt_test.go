@@ -40,7 +40,9 @@ func TestDiskOptions(t *testing.T) {
 		"d,logical-block-size=4K":                    {Path: "d", LogicalBlock: 4096},
 		"driver=mem,size=1G":                         {Driver: "mem", Size: 1 << 30},
 		"size=1G,driver=null,latency=100us,queues=2": {Driver: "null", Size: 1 << 30, Latency: 100 * time.Microsecond, Queues: 2},
-		"d,coalesce=50us":                            {Path: "d", Coalesce: 50 * time.Microsecond},
+		"d,format=qcow2,backing=off,l2-cache-size=1M,refcount-cache-size=64K,discard=keep": {Path: "d", Format: "qcow2", Backing: "off", L2CacheSize: 1 << 20, RefcountCacheSize: 64 << 10, KeepOnDiscard: true},
+		"d,format=qcow2,snapshot=a b,readonly,data-file=e,,f":                              {Path: "d", Format: "qcow2", Snapshot: "a b", ReadOnly: true, DataFile: "e,f"},
+		"d,coalesce=50us": {Path: "d", Coalesce: 50 * time.Microsecond},
 		"driver=mem,size=1M,fault=read error=EIO # a,,b": {Driver: "mem", Size: 1 << 20, Fault: "read error=EIO # a,b"},
 	} {
 		got, err := parseDisk(text)
@@ -72,6 +74,12 @@ func TestDiskOptionsThatMakeNoSense(t *testing.T) {
 		"d,engine=fast":                     `unknown engine "fast" (want auto, io_uring, linux-aio or threads)`,
 		"d,cache=directsync":                "want none, writeback, writethrough or unsafe",
 		"d,format=qed":                      "want raw, qcow2, vmdk, vhdx, vpc, vdi or probe",
+		"d,format=qcow2,backing=maybe":      "want on, off or probe",
+		"d,format=qcow2,snapshot=x":         "add readonly",
+		"d,backing=off":                     "backing is for format=qcow2",
+		"d,l2-cache-size=1M":                "for format=qcow2",
+		"d,discard=keep":                    "for format=qcow2",
+		"d,format=qcow2,file-fault=explode": "explode",
 		"d,queues=0":                        "from 1 to 256",
 		"d,queues=257":                      "from 1 to 256",
 		"d,queues=-1":                       "from 1 to 256",
@@ -133,6 +141,7 @@ func FuzzParseDisk(f *testing.F) {
 	for _, s := range []string{
 		"", "disk.raw", "a,,b,readonly", "driver=mem,size=1G", "path=a,size=1.5G,offset=4K,format=probe", "d,queues=4,serial=x,,y", "d,queues=1@0+4@2-3,merge=off",
 		"d,cache=none,engine=io_uring,discard=ignore,logical-block-size=4096", "driver=null,size=8E", "d,=,", ",,,", "d,fault=read error=EIO # a,,b",
+		"d,format=qcow2,backing=probe,l2-cache-size=1M,discard=keep", "d,format=qcow2,snapshot=x,readonly,data-file=e",
 	} {
 		f.Add(s)
 	}

@@ -64,6 +64,10 @@ const serveExamples = `  # one disk, one virtual machine
   # loops 1 and 2
   sluice serve --loops 3 --disk disk.raw,queues=1@0+4@1-2 --vhost-user /run/disk.sock
 
+  # a qcow2 image, and what a snapshot of it holds, beside it
+  sluice serve --disk disk.qcow2,format=qcow2,l2-cache-size=8M --vhost-user /run/disk.sock
+  sluice serve --disk disk.qcow2,format=qcow2,snapshot=monday,readonly,lock=shared --vhost-user /run/monday.sock
+
   # a disk without storage behind it, for measuring
   sluice serve --disk driver=null,size=1T --vhost-user /run/null.sock`
 
