@@ -72,6 +72,7 @@ func MainOf(argv []string, s Streams) int {
 func runImg(tool string, args []string, s Streams) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	c := &imgCall{Streams: s, tool: tool, ctx: ctx}
 	return c.dispatch(args)
 }

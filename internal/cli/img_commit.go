@@ -36,9 +36,7 @@ func runImgCommit(c *imgCall, args []string) int {
 		return c.errorf("Invalid cache option: %s", string(r.Cache))
 	}
 	r.Source = src.source(rest[0], false)
-	if progress && !quiet {
-		r.Progress = img.NewProgress(c.Out)
-	}
+	r.Progress = c.progress(progress && !quiet)
 	err := r.Run(c.loops())
 	if err == nil {
 		r.Progress.Done()

@@ -42,9 +42,8 @@ func runImgCompare(c *imgCall, args []string) int {
 	r.Say = func(text string) { fmt.Fprintln(c.Out, text) }
 	if quiet {
 		r.Say = func(string) {}
-	} else if progress {
-		r.Progress = img.NewProgress(c.Out)
 	}
+	r.Progress = c.progress(progress && !quiet)
 	outcome, err := r.Run(c.loops())
 	r.Progress.End()
 	switch {

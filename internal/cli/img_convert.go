@@ -5,8 +5,11 @@ package cli
 import (
 	"context"
 	"errors"
+	"os"
+	"os/signal"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/sluice-blk/sluice/internal/daemon"
 	"github.com/sluice-blk/sluice/internal/img"
@@ -62,9 +65,7 @@ func runImgConvert(c *imgCall, args []string) int {
 	if !o.quiet {
 		o.Warn = func(text string) { c.warnf("%s", text) }
 	}
-	if o.progress && !o.quiet {
-		o.Progress = img.NewProgress(c.Out)
-	}
+	o.Progress = c.progress(o.progress && !o.quiet)
 	err := o.Run(c.loops())
 	if err == nil {
 		o.Progress.Done()
@@ -205,4 +206,20 @@ const imgLoops = 2
 func (c *imgCall) loops() context.Context {
 	daemon.TuneRuntime(imgLoops)
 	return c.ctx
+}
+
+// progress tells on the output how far a verb has got, or else tells on SIGUSR1, until the process ends.
+func (c *imgCall) progress(shown bool) *img.Progress {
+	if shown {
+		return img.NewProgress(c.Out)
+	}
+	p := img.NewProgress(nil)
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGUSR1)
+	go func() {
+		for range asked {
+			p.Ask(c.Err)
+		}
+	}()
+	return p
 }

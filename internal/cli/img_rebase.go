@@ -40,9 +40,7 @@ func runImgRebase(c *imgCall, args []string) int {
 		return c.errorf("Invalid source cache option: %s", string(r.SourceCache))
 	}
 	r.Source = src.source(rest[0], false)
-	if progress && !quiet {
-		r.Progress = img.NewProgress(c.Out)
-	}
+	r.Progress = c.progress(progress && !quiet)
 	err := r.Run(c.loops())
 	if err == nil {
 		r.Progress.Done()

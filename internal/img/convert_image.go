@@ -89,6 +89,7 @@ func (c *conversion) prepare(context.Context) error {
 		return err
 	}
 	if r.NoCreate {
+		c.backed = r.Backing != ""
 		return nil
 	}
 	table := CreateOptions(r.Format, true)
