@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -24,20 +25,24 @@ import (
 func TestDemoAndBatchesOfTheSeriesJob(t *testing.T) {
 	needGuest(t)
 	needTools(t) // for the reason, should they be missing
-	small := runDemo(t)
-	if small != "" {
-		t.Logf("once more: %s", small)
-		small = runDemo(t)
-	}
-	if small != "" {
-		t.Error(small)
+	for _, format := range []string{"raw", "qcow2"} {
+		t.Run(format, func(t *testing.T) {
+			small := runDemo(t, format)
+			if small != "" {
+				t.Logf("once more: %s", small)
+				small = runDemo(t, format)
+			}
+			if small != "" {
+				t.Error(small)
+			}
+		})
 	}
 }
 
 // runDemo answers which row had small batches though batching was on, or "".
-func runDemo(t *testing.T) (small string) {
+func runDemo(t *testing.T, format string) (small string) {
 	t.Helper()
-	report, err := demo.Run(t.Context(), demo.Options{Dir: t.TempDir(), Size: 256 << 20, Runtime: time.Second})
+	report, err := demo.Run(t.Context(), demo.Options{Format: format, Dir: t.TempDir(), Size: 256 << 20, Runtime: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +81,17 @@ func runDemo(t *testing.T) (small string) {
 func TestFourQueuesAndAReadOnlyDisk(t *testing.T) {
 	needGuest(t)
 	tools := needTools(t)
+	for _, format := range []string{"raw", "qcow2"} {
+		t.Run(format, func(t *testing.T) { fourQueuesAndAReadOnlyDisk(t, tools, format) })
+	}
+}
+
+func fourQueuesAndAReadOnlyDisk(t *testing.T, tools, format string) {
 	rw, ro := image(t, "rw.raw", 64<<20), filepath.Join(t.TempDir(), "ro.raw")
+	if format == "qcow2" {
+		rw = filepath.Join(t.TempDir(), "rw.qcow2")
+		command(t, built.sluice, "img", "create", "-q", "-f", "qcow2", rw, "64M")
+	}
 	seed := [32]byte{4}
 	data := make([]byte, 8<<20+512) // not whole in any larger block
 	_, _ = rand.NewChaCha8(seed).Read(data)
@@ -84,7 +99,7 @@ func TestFourQueuesAndAReadOnlyDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	sockets := []string{socketPath(t), socketPath(t)}
-	s := serve(t, "--loops", "2", "--disk", rw+",queues=4,serial=FOUR", "--vhost-user", sockets[0],
+	s := serve(t, "--loops", "2", "--disk", rw+",format="+format+",queues=4,serial=FOUR", "--vhost-user", sockets[0],
 		"--disk", ro+",readonly,queues=4", "--vhost-user", sockets[1])
 	cfg := machine(`
 echo "queues: $(ls /sys/block/vda/mq | wc -l)"
@@ -104,11 +119,25 @@ dd if=/dev/zero of=/dev/vdb bs=4k count=1 conv=fsync 2>/dev/null && echo "write:
 	before := sha256File(t, ro)
 	got := run(t, cfg)
 	s.stop()
+	if format == "qcow2" {
+		command(t, "qemu-img", "check", "-q", "-f", "qcow2", rw)
+		raw := filepath.Join(t.TempDir(), "rw.raw")
+		command(t, "qemu-img", "convert", "-f", "qcow2", "-O", "raw", rw, raw)
+		rw = raw
+	}
 	expect(t, got, map[string]string{
 		"queues": "4", "serial": "FOUR", "rw": "0", "ro": "1", "used": "4", "write": "failed",
 		"written": sha256File(t, rw) + "  -", "read": before + "  -"})
 	if after := sha256File(t, ro); after != before {
 		t.Error("the read-only image has changed")
+	}
+}
+
+// command runs a program of the host's.
+func command(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
 	}
 }
 
