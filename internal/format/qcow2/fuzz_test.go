@@ -72,6 +72,13 @@ func FuzzSnapshots(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, n uint32) {
 		h := sound()
 		h.SnapshotsOffset, h.Snapshots = 0, n%100
+		saved, _, lost, err := SalvageSnapshots(reader(b), h)
+		if err != nil || len(saved)+lost != int(h.Snapshots) {
+			t.Fatalf("salvaged %d snapshots, lost %d: %v", len(saved), lost, err)
+		}
+		if _, err := EncodeSnapshots(saved); err != nil {
+			t.Fatalf("what was salvaged cannot be encoded: %v", err)
+		}
 		all, size, err := ReadSnapshots(reader(b), h)
 		if err != nil {
 			return

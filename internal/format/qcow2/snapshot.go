@@ -193,3 +193,47 @@ func ReadSnapshots(read ReadFunc, h *Header) ([]Snapshot, int64, error) {
 	}
 	return all, at, nil
 }
+
+// SalvageSnapshots reads what ReadSnapshots refuses, for a repair: of extra data that is too long the first
+// MaxSnapshotExtra bytes are kept (cut counts these snapshots), and of too many snapshots or too long a table the first
+// that are allowed (lost counts the others). What it gives can be encoded.
+func SalvageSnapshots(read ReadFunc, h *Header) (all []Snapshot, cut, lost int, err error) {
+	var at, length int64
+	fixed := make([]byte, snapshotFixed)
+	n := min(h.Snapshots, MaxSnapshots)
+	for i := range n {
+		off := h.SnapshotsOffset + at
+		if err := read(fixed, off); err != nil {
+			return nil, 0, 0, err
+		}
+		extra := int64(binary.BigEndian.Uint32(fixed[36:]))
+		kept := min(extra, MaxSnapshotExtra)
+		binary.BigEndian.PutUint32(fixed[36:], uint32(kept))
+		size, err := snapshotSize(fixed, off)
+		if err != nil {
+			return nil, 0, 0, err
+		}
+		if length += int64(size); length > MaxSnapshotTableBytes-MaxSnapshots*extraICount {
+			return all, cut, int(h.Snapshots - i), nil // what is encoded may be longer by the data that are known here
+		}
+		names := int(binary.BigEndian.Uint16(fixed[12:])) + int(binary.BigEndian.Uint16(fixed[14:]))
+		entry := make([]byte, size)
+		copy(entry, fixed)
+		if err := read(entry[snapshotFixed:][:kept], off+snapshotFixed); err != nil {
+			return nil, 0, 0, err
+		}
+		if err := read(entry[snapshotFixed+kept:][:names], off+snapshotFixed+extra); err != nil {
+			return nil, 0, 0, err
+		}
+		s, _, err := ParseSnapshot(entry, off, h.Size)
+		if err != nil {
+			return nil, 0, 0, err
+		}
+		if kept < extra {
+			cut++
+		}
+		all = append(all, s)
+		at += (snapshotFixed + extra + int64(names) + 7) &^ 7
+	}
+	return all, cut, int(h.Snapshots - n), nil
+}

@@ -397,6 +397,50 @@ func TestIncompleteSnapshotEntry(t *testing.T) {
 	}
 }
 
+// A snapshot table beyond the limits is cut by a repair, and a look at it is an error.
+func TestSnapshotTableBeyondTheLimits(t *testing.T) {
+	for name, change := range map[string]func(b []byte) uint32{
+		"extra data": func(b []byte) uint32 { binary.BigEndian.PutUint32(b[36:], 2000); copy(b[2040:], "1name"); return 1 },
+		"number":     func(b []byte) uint32 { return qcow2.MaxSnapshots + 7 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, h := image(t, create.Options{ClusterSize: 4096})
+			size, _ := s.Size()
+			b := make([]byte, 64*(qcow2.MaxSnapshots+10))
+			for i := range qcow2.MaxSnapshots + 10 {
+				e := b[i*64:]
+				binary.BigEndian.PutUint16(e[12:], 1)
+				binary.BigEndian.PutUint16(e[14:], 4)
+				binary.BigEndian.PutUint32(e[36:], 16)
+				copy(e[56:], "1name")
+			}
+			h.Snapshots, h.SnapshotsOffset = change(b), size
+			_ = s.Write(b, size)
+			_ = s.Truncate(size + int64(len(b)+4095)&^4095)
+			field := h.SnapshotsField()
+			_ = s.Write(field[:], qcow2.OffsetSnapshots)
+			if _, err := Run(s.Clone(), &Options{}); err == nil {
+				t.Error("a look finds nothing")
+			}
+			r, said := mustRun(t, s, Everything)
+			if !r.Clean() || r.CorruptionsFixed == 0 {
+				t.Errorf("%+v\n%.2000s", r, said)
+			}
+			if r, said := mustRun(t, s, Nothing); !r.Clean() {
+				t.Errorf("after the repair: %+v\n%.2000s", r, said)
+			}
+			h, err := qcow2.ReadHeader(s.Read)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all, _, err := qcow2.ReadSnapshots(s.Read, h)
+			if err != nil || len(all) == 0 || all[0].ID != "1" || all[0].Name != "name" {
+				t.Errorf("%d snapshots, %v", len(all), err)
+			}
+		})
+	}
+}
+
 // Whatever is in the file, a check ends, and a repair that says that all is well is right.
 func FuzzRun(f *testing.F) {
 	for seed := range 20 {

@@ -9,12 +9,15 @@ import (
 	"github.com/sluice-blk/sluice/internal/format/qcow2"
 )
 
-// readSnapshots reads the snapshot table. In version 3 its entries say how large their disks are; those that do not are
-// written anew by a repair.
+// readSnapshots reads the snapshot table. In version 3 its entries say how large their disks are; a repair writes those
+// that do not anew, and cuts what is too long or too many.
 func (c *checker) readSnapshots() error {
-	var err error
-	if c.snapshots, c.snapshotBytes, err = qcow2.ReadSnapshots(c.s.Read, c.h); err != nil {
-		return fmt.Errorf("read snapshot table: %w", err)
+	err := c.h.ValidateSnapshots()
+	if err == nil {
+		c.snapshots, c.snapshotBytes, err = qcow2.ReadSnapshots(c.s.Read, c.h)
+	}
+	if err != nil {
+		return c.salvageSnapshots(err)
 	}
 	if c.h.Version < 3 {
 		return nil
@@ -33,6 +36,25 @@ func (c *checker) readSnapshots() error {
 	return c.writeSnapshots()
 }
 
+// salvageSnapshots keeps what can be kept of a table that breaks the limits. Snapshots that are lost are leaks from then on.
+func (c *checker) salvageSnapshots(why error) error {
+	if c.fix&Errors == 0 {
+		return fmt.Errorf("read snapshot table: %w", why)
+	}
+	all, cut, lost, err := qcow2.SalvageSnapshots(c.s.Read, c.h)
+	if err != nil {
+		return fmt.Errorf("read snapshot table: %w", err)
+	}
+	if cut > 0 {
+		c.corrupt(uint64(cut), true, "Discarding excess extra data of %d snapshots", cut)
+	}
+	if lost > 0 {
+		c.corrupt(uint64(lost), true, "Discarding %d overhanging snapshots", lost)
+	}
+	c.snapshots = all
+	return c.writeSnapshots()
+}
+
 // writeSnapshots puts the table behind everything else: the old one is a leak from then on, and the refcounts of the
 // new one are found wrong and repaired in the same run.
 func (c *checker) writeSnapshots() error {
@@ -47,7 +69,7 @@ func (c *checker) writeSnapshots() error {
 	if err := c.s.Flush(); err != nil {
 		return fmt.Errorf("write snapshot table: %w", err)
 	}
-	c.h.SnapshotsOffset, c.snapshotBytes = at, int64(len(table))
+	c.h.Snapshots, c.h.SnapshotsOffset, c.snapshotBytes = uint32(len(c.snapshots)), at, int64(len(table))
 	field := c.h.SnapshotsField()
 	if err := c.s.Write(field[:], qcow2.OffsetSnapshots); err != nil {
 		return fmt.Errorf("write header: %w", err)

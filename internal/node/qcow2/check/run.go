@@ -78,7 +78,7 @@ func RebuildRefcounts(s Store) (*Result, error) {
 	return r, err
 }
 
-// open reads the header. An image without a refcount table is one that can be looked at here.
+// open reads the header.
 func (c *checker) open() error {
 	h, err := qcow2.ReadHeaderUnchecked(c.s.Read)
 	if err != nil {
@@ -88,14 +88,7 @@ func (c *checker) open() error {
 		return err
 	}
 	c.h, c.g = h, h.Geometry()
-	if h.RefcountTableClusters == 0 {
-		h.RefcountTableClusters = 1 // for Validate alone
-		err = h.Validate()
-		h.RefcountTableClusters = 0
-	} else {
-		err = h.Validate()
-	}
-	if err != nil {
+	if err := c.validate(); err != nil {
 		return err
 	}
 	if c.size, err = c.s.Size(); err != nil {
@@ -105,6 +98,18 @@ func (c *checker) open() error {
 	c.buf = make([]byte, c.g.ClusterSize)
 	c.r.TotalClusters = c.g.Clusters(h.Size)
 	return nil
+}
+
+// validate is the header's own, but for what can be repaired: that there is no refcount table, or too many snapshots.
+func (c *checker) validate() error {
+	h := *c.h
+	if h.RefcountTableClusters == 0 {
+		h.RefcountTableClusters = 1
+	}
+	if c.fix&Errors != 0 {
+		h.Snapshots = min(h.Snapshots, qcow2.MaxSnapshots)
+	}
+	return h.Validate()
 }
 
 // clearAutoclear clears bits that are not known before anything is written: what they stand for may not hold afterwards.
