@@ -106,11 +106,22 @@ func createRaw(path string, o *Options) (err error) {
 		return Wordedf("Parameter 'preallocation' does not accept value '%s'", mode)
 	}
 	return inNewFile(path, func(s *Store) error {
+		if s.Device() {
+			return rawOnDevice(s, length)
+		}
 		if err := s.Truncate(length); err != nil {
 			return Wordedf("Could not resize file: %s", err)
 		}
 		return Preallocate(s, 0, length, mode)
 	})
+}
+
+// rawOnDevice makes a device a raw image: what it began with must not be taken for an image of another format.
+func rawOnDevice(s *Store, length int64) error {
+	if size, err := s.Size(); err != nil || length > size {
+		return errors.Join(err, Wordedf("Cannot grow device files"))
+	}
+	return errors.Join(s.Zero(0, 512), s.Flush())
 }
 
 // Preallocate takes the space of [off, off+n) of the file: not at all, by the file system ("falloc"), or by writing zeros

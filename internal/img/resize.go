@@ -131,6 +131,8 @@ func (r *ResizeRequest) apply(target resizer, sign int64, n uint64) error {
 		return ErrShrink
 	case size < now:
 		return target.shrink(size)
+	case size == now:
+		return nil
 	}
 	return target.grow(now, size, r.Preallocation)
 }
@@ -143,6 +145,9 @@ func (r *rawResizer) length() (int64, error) { return r.rawSize() }
 func (r *rawResizer) shrink(to int64) error { return r.truncate(to) }
 
 func (r *rawResizer) truncate(n int64) error {
+	if r.Device() {
+		return Wordedf("Cannot resize device files")
+	}
 	if err := r.Truncate(n); err != nil {
 		return Wordedf("Failed to resize file: %s", err)
 	}
