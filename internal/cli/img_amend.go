@@ -17,7 +17,7 @@ var imgAmend = imgVerb{
 func runImgAmend(c *imgCall, args []string) int {
 	var o imgSource
 	var cache img.Cache
-	r := img.AmendRequest{Warn: c.say, Progress: func(float64) {}}
+	r := img.AmendRequest{Progress: func(float64) {}}
 	progress, silent, help := false, false, false
 	f := c.flags()
 	f.image(&o)
@@ -25,15 +25,12 @@ func runImgAmend(c *imgCall, args []string) int {
 	f.on('p', "", &progress)
 	f.on('q', "", &silent)
 	f.on(0, "force", new(bool))
-	f.texts('o', "", &r.Options)
+	f.options(&r.Options)
 	rest, ok := f.parse(args)
 	if !ok {
 		return exitFailure
 	}
 	for _, list := range r.Options {
-		if _, err := img.SplitOptions(list); err != nil {
-			return c.errorf("%v", err)
-		}
 		help = help || img.WantsHelp(list)
 	}
 	switch {
@@ -56,7 +53,7 @@ func runImgAmend(c *imgCall, args []string) int {
 		r.Progress = func(part float64) { fmt.Fprintf(c.Out, "    (%.2f/100%%)\r", part*100) }
 		defer fmt.Fprintln(c.Out)
 	}
-	r.Source = o.source(rest[0], false)
+	r.Source = c.changed(o.source(rest[0], false))
 	r.Store.Unsafe = cache == "unsafe"
 	return c.told(img.Amend(&r))
 }
@@ -65,7 +62,7 @@ func runImgAmend(c *imgCall, args []string) int {
 func (c *imgCall) amendHelp(format string) int {
 	table := img.AmendOptions(format)
 	switch {
-	case !img.KnownFormat(format):
+	case !img.NamedFormat(format):
 		return c.errorf("Unknown file format '%s'", format)
 	case table == nil:
 		return c.errorf("Format driver '%s' does not support option amendment", format)

@@ -16,7 +16,7 @@ var imgBitmap = imgVerb{
 func runImgBitmap(c *imgCall, args []string) int {
 	var o, from imgSource
 	var fromFile, granularity string
-	r := img.BitmapRequest{Warn: c.say}
+	r := img.BitmapRequest{}
 	hasFrom, adds, merges := false, false, false
 	f := c.flags()
 	f.image(&o)
@@ -52,7 +52,7 @@ func runImgBitmap(c *imgCall, args []string) int {
 	case from.format != "" && !hasFrom:
 		return c.errorf("-F only supported with -b")
 	}
-	r.Source, r.Bitmap = o.source(rest[0], false), rest[1]
+	r.Source, r.Bitmap = c.changed(o.source(rest[0], false)), rest[1]
 	if hasFrom {
 		src := from.source(fromFile, true)
 		r.From = &src

@@ -81,7 +81,7 @@ func (o *imgConvertFlags) add(f *imgFlags) {
 	f.text('O', "", &o.targetFormat)
 	f.text('B', "", &o.Backing)
 	f.text('F', "", &o.BackingFormat)
-	f.texts('o', "", &o.Options)
+	f.options(&o.Options)
 	f.on('C', "", &o.CopyOffload)
 	f.on('c', "", &o.Compress)
 	f.on('n', "", &o.NoCreate)

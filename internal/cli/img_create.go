@@ -32,7 +32,7 @@ func runImgCreate(c *imgCall, args []string) int {
 	f.text('F', "", &o.backingFormat)
 	f.on('u', "", &o.unsafe)
 	f.on('q', "", &o.silent)
-	f.texts('o', "", &o.options)
+	f.options(&o.options)
 	f.objects()
 	rest, ok := f.parse(args)
 	if !ok {
@@ -61,11 +61,6 @@ func runImgCreate(c *imgCall, args []string) int {
 		}
 		size = strconv.FormatInt(n, 10)
 	}
-	for _, list := range o.options {
-		if _, err := img.SplitOptions(list); err != nil {
-			return c.errorf("%v", err)
-		}
-	}
 	if err := o.create(c.Out, file, size); err != nil {
 		return c.createFailed(file, err)
 	}
@@ -81,7 +76,7 @@ func (c *imgCall) createFailed(file string, err error) int {
 func (c *imgCall) optionHelp(format, file string) int {
 	table := img.CreateOptions(format, file != "")
 	switch {
-	case !img.KnownFormat(format):
+	case !img.NamedFormat(format):
 		return c.errorf("Unknown file format '%s'", format)
 	case table == nil:
 		return c.errorf("Format driver '%s' does not support image creation", format)

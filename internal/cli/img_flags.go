@@ -46,6 +46,15 @@ func (f *imgFlags) texts(short byte, long string, to *[]string) {
 	f.each(short, long, func(v string) error { *to = append(*to, v); return nil })
 }
 
+// options is -o: lists of options, each of which must be well formed.
+func (f *imgFlags) options(to *[]string) {
+	f.each('o', "", func(v string) error {
+		_, err := img.SplitOptions(v)
+		*to = append(*to, v)
+		return err
+	})
+}
+
 // each calls set with each value of the flag; an error of set ends the parsing and is told.
 func (f *imgFlags) each(short byte, long string, set func(string) error) {
 	f.list = append(f.list, imgFlag{short: short, long: long, takes: true, set: set})
@@ -206,4 +215,10 @@ func (f *imgFlags) set(g imgFlag, value string) bool {
 		return false
 	}
 	return true
+}
+
+// changed is an image that will be changed: what a person should know of it is told.
+func (c *imgCall) changed(src img.Source) img.Source {
+	src.Warn = c.say
+	return src
 }

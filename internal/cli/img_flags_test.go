@@ -45,7 +45,7 @@ func TestImgFlagsReadLikeGetopt(t *testing.T) {
 		f.text(0, "output", &g.Output)
 		f.on('q', "quiet", &g.Quiet)
 		f.on('U', "force-share", &g.Force)
-		f.texts('o', "", &g.Options)
+		f.options(&g.Options)
 		f.objects()
 		rest, ok := f.parse(strings.Fields(c.args))
 		g.Rest = rest

@@ -24,7 +24,7 @@ func runImgMeasure(c *imgCall, args []string) int {
 	f.shared(&o)
 	f.output(&json)
 	f.text('O', "", &r.Target)
-	f.texts('o', "", &r.Options)
+	f.options(&r.Options)
 	f.each('l', "", func(v string) (err error) { r.Snapshot, err = snapshotParam(v); return err })
 	f.text(0, "size", &size)
 	rest, ok := f.parse(args)
@@ -52,9 +52,6 @@ func runImgMeasure(c *imgCall, args []string) int {
 
 func (c *imgCall) measured(r *img.MeasureRequest, json bool) int {
 	for _, list := range r.Options {
-		if _, err := img.SplitOptions(list); err != nil {
-			return c.errorf("%v", err)
-		}
 		if img.WantsHelp(list) {
 			return c.optionHelp(r.Target, "measured")
 		}

@@ -21,7 +21,7 @@ func runImgResize(c *imgCall, args []string) int {
 		return c.misused("Not enough arguments")
 	}
 	var o imgSource
-	r := img.ResizeRequest{Size: args[len(args)-1], Warn: c.say}
+	r := img.ResizeRequest{Size: args[len(args)-1]}
 	silent := false
 	f := c.flags()
 	f.image(&o)
@@ -35,7 +35,7 @@ func runImgResize(c *imgCall, args []string) int {
 	case len(rest) != 1:
 		return c.misused("Expecting image file name and size")
 	}
-	r.Source = o.source(rest[0], false)
+	r.Source = c.changed(o.source(rest[0], false))
 	switch err := img.Resize(&r); {
 	case errors.Is(err, img.ErrShrink):
 		c.errorf("Use the --shrink option to perform a shrink operation.")

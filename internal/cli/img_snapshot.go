@@ -45,7 +45,7 @@ func runImgSnapshot(c *imgCall, args []string) int {
 	case len(rest) != 1:
 		return c.misused("Expecting one image file name")
 	case action != 0:
-		return c.told(img.ChangeSnapshot(o.source(rest[0], false), action, name, c.say))
+		return c.told(img.ChangeSnapshot(c.changed(o.source(rest[0], false)), action, name))
 	}
 	all, err := img.Snapshots(o.source(rest[0], true))
 	if err == nil && len(all) > 0 {

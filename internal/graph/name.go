@@ -40,7 +40,7 @@ func parseName(name string) (location, error) {
 // and {"driver":"raw","file.filename":"x"} say the same.
 func parseJSON(text string) (location, error) {
 	var tree map[string]any
-	if err := json.Unmarshal([]byte(text), &tree); err != nil {
+	if err := json.Unmarshal([]byte(StrictJSON(text)), &tree); err != nil {
 		return location{}, fmt.Errorf("read a name that is JSON: %w: %w", err, syscall.EINVAL)
 	}
 	flat := make(map[string]string)
@@ -125,4 +125,31 @@ func beside(base, path string) string {
 		}
 	}
 	return there
+}
+
+// StrictJSON writes strings in single quotes, which names may have, as JSON has them.
+func StrictJSON(text string) string {
+	var b strings.Builder
+	quote := byte(0) // the one of the string that we are in
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '\\' && quote != 0 && i+1 < len(text):
+			i++
+			if text[i] != '\'' {
+				b.WriteByte(c)
+			}
+			b.WriteByte(text[i])
+		case quote == 0 && (c == '\'' || c == '"'):
+			quote = c
+			b.WriteByte('"')
+		case c == quote && c != 0:
+			quote = 0
+			b.WriteByte('"')
+		case c == '"':
+			b.WriteString(`\"`)
+		default:
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
 }

@@ -41,7 +41,6 @@ type AmendRequest struct {
 	Source
 	Options  []string // lists of -o
 	Progress func(part float64)
-	Warn     func(text string)
 }
 
 // Amend changes options of an image that exists.
@@ -51,7 +50,7 @@ func Amend(r *AmendRequest) error {
 		return err
 	}
 	if i.ProbedRaw() {
-		r.Warn(RawWarning(r.Name))
+		r.warn(RawWarning(r.Name))
 	}
 	if err := r.amend(i); err != nil {
 		return errors.Join(err, i.Close())
@@ -99,7 +98,7 @@ func (a *amendment) run() error {
 	if err != nil {
 		return Wordedf("Could not open '%s': %s", a.r.Name, err.Error())
 	}
-	if h.HasDataFile() && h.DataFile() == "" {
+	if h.HasDataFile() && h.DataFile() == "" && a.image.DataFile == "" {
 		return Wordedf("Could not open '%s': 'data-file' is required for this image", a.r.Name)
 	}
 	version, err := a.check(h)
@@ -148,16 +147,12 @@ func (a *amendment) check(h *qcow2.Header) (version uint32, err error) {
 		return 0, Wordedf("data-file-raw cannot be set on existing images")
 	case a.backing(h):
 		return 0, Wordedf("Cannot amend the backing file\nYou can use 'qemu-img rebase' instead.")
-	case version < 3 && h.Version >= 3 && width != 16:
-		return 0, Wordedf("compat=0.10 requires refcount_bits=16")
-	case version < 3 && width != 16:
+	case version < 3 && width != 16 && width != 1<<h.RefcountOrder:
 		return 0, Wordedf("Refcount widths other than 16 bits require compatibility level 1.1 or above (use compat=1.1 or greater)")
-	case version < 3 && h.Version < 3 && a.o.On("lazy_refcounts"):
+	case version < 3 && width != 16:
+		return 0, Wordedf("compat=0.10 requires refcount_bits=16")
+	case version < 3 && a.o.On("lazy_refcounts") && !h.IsLazy():
 		return 0, Wordedf("Lazy refcounts only supported with compatibility level 1.1 and above (use compat=1.1 or greater)")
-	case version < h.Version:
-		if err := a.downgradable(h); err != nil {
-			return 0, err
-		}
 	}
 	switch size := a.o.Number("size"); {
 	case size%512 != 0:
@@ -207,6 +202,7 @@ func (a *amendment) tables(work func(t *tables) error) error {
 func (a *amendment) upgrade() error {
 	return a.change(func(h *qcow2.Header) {
 		h.Version = 3
+		h.Additional = make([]byte, 8) // compression type, and padding
 		if h.ClusterBits >= 13 {
 			h.SetFeatureNames(qcow2.KnownFeatures())
 		}
@@ -219,7 +215,13 @@ func (a *amendment) refcountWidth() error {
 	if err != nil || !a.o.Has("refcount_bits") || a.o.Number("refcount_bits") == 1<<h.RefcountOrder {
 		return err
 	}
-	return check.ChangeWidth(a.image.Store, uint32(bits.TrailingZeros64(a.o.Number("refcount_bits"))))
+	order := uint32(bits.TrailingZeros64(a.o.Number("refcount_bits")))
+	err = check.ChangeWidth(a.image.Store, order)
+	var narrow *check.WidthError
+	if errors.As(err, &narrow) {
+		return Wordedf("Cannot decrease refcount entry width to %d bits: Cluster at offset %#x has a refcount of %d", 1<<order, narrow.Offset, narrow.Count)
+	}
+	return err
 }
 
 // header changes what stands in the header alone.

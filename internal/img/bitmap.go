@@ -24,7 +24,6 @@ type BitmapRequest struct {
 	Actions     []BitmapAction
 	Granularity int64 // of add; 0 chooses
 	From        *Source
-	Warn        func(text string)
 }
 
 // Bitmap changes the persistent bitmaps of an image.
@@ -34,7 +33,7 @@ func Bitmap(r *BitmapRequest) error {
 		return err
 	}
 	if i.ProbedRaw() {
-		r.Warn(RawWarning(r.Name))
+		r.warn(RawWarning(r.Name))
 	}
 	if i.Format != FormatQcow2 {
 		a := r.Actions[0]

@@ -67,7 +67,7 @@ func growBase(base *layer, size int64) error {
 	}
 	src := base.src
 	src.Store.ReadOnly = false
-	err := Resize(&ResizeRequest{Source: src, Size: strconv.FormatInt(size, 10), Warn: func(string) {}})
+	err := Resize(&ResizeRequest{Source: src, Size: strconv.FormatInt(size, 10)})
 	if err != nil {
 		return Wordedf("Could not resize '%s': %s", base.src.Name, err.Error())
 	}
@@ -151,7 +151,7 @@ func (i *Image) emptyData(h *qcow2.Header) (err error) {
 	if !h.HasDataFile() {
 		return nil
 	}
-	data, err := openData(i.Name, h, StoreOptions{})
+	data, err := i.openData(h, StoreOptions{})
 	if err != nil {
 		return err
 	}

@@ -51,6 +51,8 @@ type DiskOptions struct {
 	Locked    bool        // this process has locked the file already
 	Engine    aio.EngineKind
 	Warnings  io.Writer // told of an image that is taken for raw and may be written; nil: nobody
+
+	dataFile string // in place of the one that the image names
 }
 
 // OpenDisk opens an image, with its backing files, on a loop. The error says "Could not open".
@@ -60,6 +62,7 @@ func OpenDisk(ctx context.Context, l *aio.Loop, src Source, o DiskOptions) (*Dis
 		return nil, err
 	}
 	path, format := i.Name, i.Format
+	o.dataFile = i.DataFile
 	if i.ProbedRaw() && !src.Store.ReadOnly && o.Warnings != nil {
 		io.WriteString(o.Warnings, RawWarning(src.Name))
 	}
@@ -106,6 +109,7 @@ func openGraph(ctx context.Context, l *aio.Loop, src Source, o DiskOptions, path
 	if format == FormatQcow2 {
 		spec.FileFault = faultsOf(path)
 		spec.ProbeBacking = true
+		spec.DataFile = o.dataFile
 		spec.Snapshot, spec.NoBacking, spec.Backing = o.Snapshot, o.NoBacking, o.Backing
 	}
 	if format == FormatRaw {

@@ -8,13 +8,11 @@ import (
 	"math"
 
 	"github.com/sluice-blk/sluice/internal/format/qcow2"
-	"github.com/sluice-blk/sluice/internal/node/qcow2/metadata"
+	"github.com/sluice-blk/sluice/internal/node/qcow2/check"
 )
 
 // Making an image one of version 2, which has no zero clusters, no bitmaps and no feature bits. The image is whole after
 // each step; the last one writes the header.
-
-func errSnapshots() error { return Wordedf("Internal snapshots prevent downgrade of image") }
 
 // downgradable refuses what version 2 cannot say.
 func (a *amendment) downgradable(h *qcow2.Header) error {
@@ -30,77 +28,122 @@ func (a *amendment) downgradable(h *qcow2.Header) error {
 	}
 	for _, s := range snapshots {
 		if s.VMState > math.MaxUint32 || s.DiskSize != h.Size {
-			return errSnapshots()
+			return Wordedf("Internal snapshots prevent downgrade of image")
 		}
 	}
 	return nil
 }
 
 func (a *amendment) downgrade() error {
-	err := a.tables(func(t *tables) error {
+	h, err := a.image.header()
+	if err == nil {
+		err = a.downgradable(h)
+	}
+	if err != nil {
+		return err
+	}
+	err = a.tables(func(t *tables) error {
 		for _, b := range t.Bitmaps() {
 			if err := t.RemoveBitmap(b.Name); err != nil {
 				return err
 			}
 		}
-		return t.writeZeroClusters()
+		return nil
 	})
 	if err != nil {
 		return err
 	}
-	if err := a.dropZeroFlags(); err != nil {
+	if err := a.expandZeros(); err != nil {
 		return err
 	}
 	return a.change(func(h *qcow2.Header) {
 		h.Version, h.Additional = 2, nil
 		h.Incompatible, h.Compatible, h.Autoclear = 0, 0, 0
+		h.SetExtension(qcow2.ExtensionFeatureNames, nil)
 	})
 }
 
-// writeZeroClusters stores zeros where a cluster is said to read as zeros and that cannot be said by leaving it out: where
-// it has a host cluster, and where a backing file would show.
-func (t *tables) writeZeroClusters() error {
-	backed := t.Header().BackingFile != ""
-	for off := int64(0); off < t.Image.Size(); {
-		e, err := t.Map(off, t.Image.Size()-off)
-		if err != nil {
-			return err
-		}
-		if e.Kind == metadata.ZeroAllocated || e.Kind == metadata.Zero && backed {
-			if err := t.allocate(off, e.Length, t.dataStore().writeZeros); err != nil {
-				return err
-			}
-		}
-		off += e.Length
-	}
-	return nil
-}
-
-// dropZeroFlags clears the entries of zero clusters that have no host cluster, in all L2 tables; without a backing file
-// they read as zeros all the same.
-func (a *amendment) dropZeroFlags() error {
-	h, err := a.image.header()
+// expandZeros rewrites every L2 table without zero clusters: without a backing file what is left out reads as zeros, with
+// one zeros are stored. Refcounts are counted anew after that, as the dirty bit demands meanwhile.
+func (a *amendment) expandZeros() error {
+	z, err := a.newZeroExpander()
 	if err != nil {
 		return err
+	}
+	if err := a.change(func(h *qcow2.Header) { h.Incompatible |= qcow2.Dirty }); err != nil {
+		return err
+	}
+	for _, r := range z.roots {
+		if err := a.image.eachL2(&z.g, r, z.table); err != nil {
+			return err
+		}
+	}
+	if err := a.image.Flush(); err != nil {
+		return err
+	}
+	_, err = check.RebuildRefcounts(a.image.Store)
+	return err
+}
+
+// zeroExpander rewrites L2 tables.
+type zeroExpander struct {
+	image  *Image
+	g      qcow2.Geometry
+	roots  []l1Place // the active one, and those of snapshots
+	backed bool
+	end    int64 // of the file, where clusters are added
+	done   map[int64]bool
+}
+
+func (a *amendment) newZeroExpander() (*zeroExpander, error) {
+	h, err := a.image.header()
+	if err != nil {
+		return nil, err
 	}
 	snapshots, _, err := qcow2.ReadSnapshots(a.image.Read, h)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	roots := []l1Place{{h.L1Offset, h.L1Entries}}
+	z := &zeroExpander{image: a.image, g: h.Geometry(), backed: h.BackingFile != "", done: make(map[int64]bool)}
+	z.roots = []l1Place{{h.L1Offset, h.L1Entries}}
 	for _, s := range snapshots {
-		roots = append(roots, l1Place{s.L1Offset, s.L1Entries})
-	}
-	g := h.Geometry()
-	for _, r := range roots {
-		err := a.image.eachL2(&g, r, func(off int64, table []byte) error {
-			return a.dropIn(h, &g, off, table)
-		})
-		if err != nil {
-			return err
+		if err := s.Validate(&z.g); err != nil {
+			return nil, err
 		}
+		z.roots = append(z.roots, l1Place{s.L1Offset, s.L1Entries})
 	}
-	return a.image.Flush()
+	size, err := a.image.Size()
+	z.end = z.g.Clusters(size) << z.g.ClusterBits
+	return z, err
+}
+
+// table rewrites one, which several L1 tables may share.
+func (z *zeroExpander) table(off int64, table []byte) error {
+	if z.done[off] {
+		return nil
+	}
+	z.done[off] = true
+	changed := false
+	for n := range z.g.L2Entries() {
+		kind := z.g.Kind(z.g.Entry(table, n))
+		if kind != qcow2.Zero && kind != qcow2.ZeroAllocated {
+			continue
+		}
+		e := qcow2.L2Entry{}
+		if z.backed {
+			if err := z.image.Zero(z.end, z.g.ClusterSize); err != nil {
+				return err
+			}
+			e = z.g.DataEntry(z.end, false)
+			z.end += z.g.ClusterSize
+		}
+		z.g.PutEntry(table, n, e)
+		changed = true
+	}
+	if !changed {
+		return nil
+	}
+	return z.image.Write(table, off)
 }
 
 // l1Place is where an L1 table lies.
@@ -129,24 +172,4 @@ func (i *Image) eachL2(g *qcow2.Geometry, r l1Place, each func(off int64, table 
 		}
 	}
 	return nil
-}
-
-func (a *amendment) dropIn(h *qcow2.Header, g *qcow2.Geometry, off int64, table []byte) error {
-	changed := false
-	for n := range g.L2Entries() {
-		switch g.Kind(g.Entry(table, n)) {
-		case qcow2.Zero:
-			if h.BackingFile != "" {
-				return errSnapshots() // of the active disk none are left
-			}
-			g.PutEntry(table, n, qcow2.L2Entry{})
-			changed = true
-		case qcow2.ZeroAllocated:
-			return errSnapshots()
-		}
-	}
-	if !changed {
-		return nil
-	}
-	return a.image.Write(table, off)
 }

@@ -20,3 +20,9 @@ func FormatNames() []string {
 
 // KnownFormat tells whether an image can have this format.
 func KnownFormat(name string) bool { return slices.Contains(FormatNames(), name) }
+
+// absent are formats that qemu-img has and this tool has not.
+var absent = []string{"bochs", "cloop", "dmg", "luks", "parallels", "qcow", "qed", "vvfat"}
+
+// NamedFormat tells whether there is such a format, be it supported here or not.
+func NamedFormat(name string) bool { return KnownFormat(name) || slices.Contains(absent, name) }

@@ -17,6 +17,14 @@ type Source struct {
 	Format    string // "" to look at the image
 	ImageOpts bool   // Name is a list of properties
 	Store     StoreOptions
+	// Warn is told what a person should know, in whole lines; nil tells nobody.
+	Warn func(text string)
+}
+
+func (src *Source) warn(text string) {
+	if src.Warn != nil {
+		src.Warn(text)
+	}
 }
 
 // Image is the file of an image, open for the verbs that work on metadata.
@@ -25,6 +33,8 @@ type Image struct {
 	Name   string // as given, without the wrapping of json: or file:
 	Format string
 	Probed bool // nobody named the format
+	// DataFile is in place of the external data file that the image names.
+	DataFile string
 }
 
 // OpenImage opens the file of an image and finds out its format. It does not look into the image further, and opens no
@@ -45,14 +55,17 @@ func openImage(src Source) (*Image, error) {
 	if src.Store.Shared && !src.Store.ReadOnly {
 		return nil, Wordedf("force-share=on can only be used with read-only images")
 	}
-	if at.Format != "" && !KnownFormat(at.Format) {
+	switch {
+	case at.Format != "" && !KnownFormat(at.Format) && NamedFormat(at.Format):
+		return nil, Wordedf("Format '%s' is not supported", at.Format)
+	case at.Format != "" && !KnownFormat(at.Format):
 		return nil, Wordedf("Unknown driver '%s'", at.Format)
 	}
 	s, err := OpenStore(at.Path, src.Store)
 	if err != nil {
 		return nil, err
 	}
-	i := &Image{Store: s, Name: at.Path, Format: at.Format}
+	i := &Image{Store: s, Name: at.Path, Format: at.Format, DataFile: at.DataFile}
 	if i.Format == "" {
 		i.Probed = true
 		if i.Format, err = Probe(s); err != nil {

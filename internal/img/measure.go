@@ -68,7 +68,7 @@ func Measure(ctx context.Context, r *MeasureRequest) (*Measurement, error) {
 func (r *MeasureRequest) options() (*Options, error) {
 	table := CreateOptions(r.Target, true)
 	switch {
-	case !KnownFormat(r.Target):
+	case !NamedFormat(r.Target):
 		return nil, Wordedf("Unknown file format '%s'", r.Target)
 	case table == nil:
 		return nil, Wordedf("Block driver '%s' does not support size measurement", r.Target)
@@ -92,9 +92,6 @@ type measured struct {
 
 // measureSource looks where a source has data, through all of its chain.
 func measureSource(ctx context.Context, r *MeasureRequest) (m *measured, err error) {
-	if err := findSnapshot(*r.Source, r.Snapshot); err != nil {
-		return nil, err
-	}
 	loops, err := StartLoops(1)
 	if err != nil {
 		return nil, err

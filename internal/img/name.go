@@ -16,6 +16,8 @@ import (
 type Location struct {
 	Path   string
 	Format string // "" when the name does not say
+	// DataFile is in place of the external data file that the image names, "" when the name does not say.
+	DataFile string
 }
 
 // ParseName takes the name of an image apart: a path, file:PATH, or json: with the properties of a block device.
@@ -49,7 +51,7 @@ const maxNameDepth = 8
 
 func parseJSONName(text string) (Location, error) {
 	var tree map[string]any
-	if err := json.Unmarshal([]byte(text), &tree); err != nil {
+	if err := json.Unmarshal([]byte(graph.StrictJSON(text)), &tree); err != nil {
 		return Location{}, Wordedf("Could not parse the JSON options: %s", err)
 	}
 	flat := make(map[string]string)
@@ -111,7 +113,8 @@ func ParseImageOpts(list string) (Location, error) {
 
 // indifferent are properties that change nothing of what a tool does here.
 var indifferent = []string{"read-only", "auto-read-only", "force-share", "node-name", "discard", "detect-zeroes", "cache.direct",
-	"cache.no-flush", "aio", "locking"}
+	"cache.no-flush", "aio", "locking", "lazy-refcounts", "cache-size", "l2-cache-size", "l2-cache-entry-size", "refcount-cache-size",
+	"cache-clean-interval", "overlap-check"}
 
 // locate finds path and format in the properties of a block device.
 func locate(p map[string]string) (Location, error) {
@@ -148,13 +151,18 @@ func locateFile(p map[string]string, format string) (Location, error) {
 		delete(p, "filename")
 	}
 	delete(p, "file.filename")
-	return leftOver(Location{Path: path, Format: format}, p, format)
+	at := Location{Path: path, Format: format, DataFile: p["data-file.filename"]}
+	if at.DataFile != "" {
+		delete(p, "data-file.driver")
+		delete(p, "data-file.filename")
+	}
+	return leftOver(at, p, format)
 }
 
 // leftOver is at, unless there are properties that would change something and are not known.
 func leftOver(at Location, p map[string]string, driver string) (Location, error) {
 	for key := range p {
-		if !slices.Contains(indifferent, strings.TrimPrefix(key, "file.")) {
+		if !slices.Contains(indifferent, strings.TrimPrefix(strings.TrimPrefix(key, "data-"), "file.")) {
 			return Location{}, Wordedf("Block driver '%s' does not support the option '%s'", driver, key)
 		}
 	}

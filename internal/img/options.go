@@ -121,9 +121,13 @@ func (o *Options) Set(name, value string) error {
 			return Wordedf("Parameter '%s' expects 'on' or 'off'", name)
 		}
 	case OptionNumber:
-		n, err := strconv.ParseUint(value, 0, 64)
+		digits, negative := strings.CutPrefix(value, "-") // which then is too large for anything
+		n, err := strconv.ParseUint(digits, 0, 64)
 		if err != nil {
 			return Wordedf("Parameter '%s' expects a number", name)
+		}
+		if negative {
+			n = -n
 		}
 		value = strconv.FormatUint(n, 10)
 	case OptionSize:

@@ -23,7 +23,7 @@ type CreateRequest struct {
 func PrepareCreate(r *CreateRequest) (*Options, error) {
 	table := CreateOptions(r.Format, true)
 	switch {
-	case !KnownFormat(r.Format):
+	case !NamedFormat(r.Format):
 		return nil, Wordedf("Unknown file format '%s'", r.Format)
 	case table == nil:
 		return nil, Wordedf("Format driver '%s' does not support image creation", r.Format)

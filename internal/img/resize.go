@@ -19,8 +19,6 @@ type ResizeRequest struct {
 	Size          string // bytes with a suffix, + or - before it makes it relative
 	Shrink        bool   // what lies behind the new end may go
 	Preallocation string
-	// Warn is told what a person should know, in a whole line or several.
-	Warn func(text string)
 }
 
 // ErrShrink refuses to cut an image without having been told that this is meant.
@@ -41,7 +39,7 @@ func Resize(r *ResizeRequest) error {
 		return err
 	}
 	if i.ProbedRaw() {
-		r.Warn(RawWarning(r.Name))
+		r.warn(RawWarning(r.Name))
 	}
 	target, err := i.resizable(r)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sluice-blk/sluice/internal/block"
 	"github.com/sluice-blk/sluice/internal/format/qcow2"
 	"github.com/sluice-blk/sluice/internal/node/qcow2/metadata"
 )
@@ -32,26 +33,14 @@ func Snapshots(src Source) ([]SnapshotInfo, error) {
 	return i.Snapshots, nil
 }
 
-// findSnapshot refuses the name of a snapshot that the image has not; an empty one is none.
-func findSnapshot(src Source, idOrName string) error {
-	if idOrName == "" {
-		return nil
-	}
-	all, err := Snapshots(src)
-	if err == nil && !slices.ContainsFunc(all, func(s SnapshotInfo) bool { return s.ID == idOrName || s.Name == idOrName }) {
-		err = Wordedf("Failed to load snapshot: Can't find snapshot")
-	}
-	return err
-}
-
-// ChangeSnapshot makes, applies or deletes an internal snapshot. warn is told what a person should know.
-func ChangeSnapshot(src Source, action SnapshotAction, name string, warn func(string)) error {
+// ChangeSnapshot makes, applies or deletes an internal snapshot.
+func ChangeSnapshot(src Source, action SnapshotAction, name string) error {
 	i, err := OpenImage(src)
 	if err != nil {
 		return err
 	}
 	if i.ProbedRaw() {
-		warn(RawWarning(src.Name))
+		src.warn(RawWarning(src.Name))
 	}
 	if i.Format != FormatQcow2 {
 		return errors.Join(noSnapshots(action, name), i.Close())
@@ -70,7 +59,7 @@ func ChangeSnapshot(src Source, action SnapshotAction, name string, warn func(st
 func noSnapshots(action SnapshotAction, name string) error {
 	switch action {
 	case SnapshotCreate:
-		return Wordedf("Could not create snapshot '%s': %d (%s)", name, -int(syscall.EOPNOTSUPP), syscall.EOPNOTSUPP)
+		return snapshotNotMade(name, syscall.EOPNOTSUPP)
 	case SnapshotApply:
 		return Wordedf("Could not apply snapshot '%s': Block driver does not support snapshots", name)
 	}
@@ -82,7 +71,10 @@ func (t *tables) changeSnapshot(action SnapshotAction, name string) error {
 	case SnapshotCreate:
 		now := time.Now()
 		_, err := t.CreateSnapshot(metadata.SnapshotInfo{Name: name, Seconds: uint32(now.Unix()), Nanoseconds: uint32(now.Nanosecond())})
-		return snapshotFailed("create", name, err)
+		if err != nil {
+			return snapshotNotMade(name, err)
+		}
+		return nil
 	case SnapshotApply:
 		err := t.ApplySnapshot(name)
 		if errors.Is(err, syscall.ENOENT) {
@@ -104,4 +96,13 @@ func snapshotFailed(verb, name string, err error) error {
 		return nil
 	}
 	return Wordedf("Could not %s snapshot '%s': %s", verb, name, err.Error())
+}
+
+// snapshotNotMade tells the errno. That there is no room to count one more use is EINVAL to those who ask.
+func snapshotNotMade(name string, err error) error {
+	errno := block.Errno(err)
+	if errno == syscall.ERANGE {
+		errno = syscall.EINVAL
+	}
+	return Wordedf("Could not create snapshot '%s': %d (%s)", name, -int(errno), errno)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/sluice-blk/sluice/internal/format/qcow2"
+	"github.com/sluice-blk/sluice/internal/node/qcow2/check"
 	"github.com/sluice-blk/sluice/internal/node/qcow2/metadata"
 )
 
@@ -36,14 +37,30 @@ func (t *tables) open(o metadata.Options) error {
 		return Wordedf("qcow2: Image is corrupt; cannot be opened read/write")
 	}
 	if h.HasDataFile() {
-		if t.data, err = openData(t.image.Name, h, t.src.Store); err != nil {
+		if t.data, err = t.image.openData(h, t.src.Store); err != nil {
 			return err
 		}
 	}
-	if err := t.reopenWith(o); err != nil {
+	if h.IsDirty() && !t.src.Store.ReadOnly {
+		err = t.repair()
+	}
+	if err == nil {
+		err = t.reopenWith(o)
+	}
+	if err != nil {
 		return errors.Join(err, t.closeData())
 	}
 	return nil
+}
+
+// repair counts the refcounts of an image anew that was not closed, before it is changed.
+func (t *tables) repair() error {
+	o := &check.Options{Repair: check.Everything, Report: func(f check.Finding) { t.src.warn(f.Text + "\n") }}
+	found, err := check.Run(t.image.Store, o)
+	if err == nil && (found.Corruptions != 0 || found.CheckErrors != 0) {
+		err = Wordedf("qcow2: Image was not closed, and has errors that cannot be repaired")
+	}
+	return err
 }
 
 // reopen opens the tables again, after they have been closed and somebody else has used the files.
@@ -76,11 +93,15 @@ func (t *tables) closeData() error {
 }
 
 // openData opens the external data file of an image.
-func openData(image string, h *qcow2.Header, o StoreOptions) (*Store, error) {
-	if h.DataFile() == "" {
+func (i *Image) openData(h *qcow2.Header, o StoreOptions) (*Store, error) {
+	name := i.DataFile
+	switch {
+	case name != "":
+	case h.DataFile() == "":
 		return nil, Wordedf("'data-file' is required for this image")
+	default:
+		name = Beside(i.Name, h.DataFile())
 	}
-	name := Beside(image, h.DataFile())
 	at, err := ParseName(name)
 	if err != nil {
 		return nil, err

@@ -38,6 +38,8 @@ type checker struct {
 	snapshots     []qcow2.Snapshot
 	snapshotBytes int64
 
+	narrow *WidthError // the first cluster whose references are too many to count
+
 	done, total int64 // of Progress
 	buf         []byte
 }
@@ -173,6 +175,9 @@ func (c *checker) use(off, length int64, n uint64) {
 	for k := off >> c.g.ClusterBits; k <= (off+length-1)>>c.g.ClusterBits; k++ {
 		if lost := c.want.add(k, n); lost > 0 {
 			c.over[k] = true
+			if c.narrow == nil {
+				c.narrow = &WidthError{Offset: k << c.g.ClusterBits, Count: c.want.get(k) + lost}
+			}
 			c.corrupt(lost, false, "ERROR: overflow cluster offset=0x%x", k<<c.g.ClusterBits)
 		}
 	}
