@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/sluice-blk/sluice/internal/format/qcow2"
+	"github.com/sluice-blk/sluice/internal/node/qcow2/check"
 )
 
 // Image is an open image. See the package comment for its thread rule.
@@ -86,7 +87,12 @@ func (m *Image) open() error {
 	case h.HasDataFile() && m.o.Data == nil:
 		return fmt.Errorf("image has an external data file, and none was given: %w", syscall.EINVAL)
 	case h.IsDirty() && !m.o.KeepDirty:
-		return fmt.Errorf("image was not closed, and its refcounts cannot be rebuilt yet: %w", syscall.EOPNOTSUPP)
+		if _, err := check.RebuildRefcounts(m.s); err != nil {
+			return fmt.Errorf("rebuild the refcounts of an image that was not closed: %w", err)
+		}
+		if err := m.readHeader(); err != nil {
+			return err
+		}
 	}
 	m.keepMarked = m.h.IsDirty()
 	m.backing = m.h.BackingFile != ""

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metadata
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/sluice-blk/sluice/internal/node/qcow2/check"
+)
+
+// The goal: whichever operation of the store fails, once or for ever, the guest gets an error, the image has leaks at
+// worst, what was flushed is there, and when the store works again so does the image.
+//
+// The method: the same operations again and again, and each time another call of the store fails.
+
+// failing runs operations of which the n-th call of the store fails, and looks. It is false when there were not so many calls.
+func failing(t *testing.T, sh shape, seed uint64, n, steps int, forEver bool, with error) bool {
+	r := rand.New(rand.NewPCG(seed, 7))
+	st := newStory(t, sh)
+	st.s.logged = false
+	s := st.s
+	m := mustOpen(t, s, &sh.open)
+	g := newGuest(m, s)
+	g.log = st.log
+	first := newKnowledge(append([]byte(nil), g.disk...))
+	s.calls, s.failAt, s.failOn, s.failWith, s.tear = 0, n, forEver, with, r
+	where := fmt.Sprintf("%s, seed %d, call %d fails, for ever %v", sh.name, seed, n, forEver)
+	fatal := func(format string, args ...any) {
+		t.Helper()
+		t.Fatalf("%s: %s\n%s", where, fmt.Sprintf(format, args...), strings.Join(st.ops, "\n"))
+	}
+	var names []string
+	for i := range steps {
+		var op string
+		var err error
+		if r.IntN(100) < 6 && sh.o.Version != 2 && sh.o.RefcountBits != 1 {
+			op, err = st.snapshotStep(g, r, i, &names)
+			if err != nil {
+				names = nil // what there is now is not sure
+			}
+		} else {
+			op, err = g.step(r)
+		}
+		st.ops = append(st.ops, fmt.Sprintf("%s: %v", op, err))
+		if err != nil && !errors.Is(err, syscall.EIO) && !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.ENOENT) {
+			fatal("%s: %v", op, err)
+		}
+	}
+	reached := s.calls >= n
+	s.failAt = 0
+	if err := surveys(st, s.clone(), first); err != nil {
+		fatal("as by a crash: %v", err)
+	}
+	if m.broken != nil {
+		fatal("image was marked corrupt: %v", m.broken)
+	}
+	// The store works again: so does the image.
+	g.disk = make([]byte, m.Size())
+	if err := g.read(g.disk, 0); err != nil {
+		fatal("read: %v", err)
+	}
+	for range 10 {
+		if op, err := g.step(r); err != nil {
+			fatal("afterwards %s: %v", op, err)
+		}
+	}
+	g.verify(t)
+	if err := m.Close(); err != nil {
+		fatal("close: %v", err)
+	}
+	c, err := check.Run(s, &check.Options{})
+	if err != nil || c.Corruptions+c.CheckErrors > 0 && !m.on.h.IsDirty() {
+		fatal("check after closing: %+v %v", c, err)
+	}
+	if p, err := readAll(s); err != nil || firstDifference(p, g.disk) >= 0 {
+		fatal("disk differs at %#x after closing: %v", firstDifference(p, g.disk), err)
+	}
+	return reached
+}
+
+// surveys opens a copy of the image as after a crash, and compares it with what is known.
+func surveys(st *story, s *memStore, k *knowledge) error {
+	for _, d := range st.log.told {
+		if d.snap == "" && d.gone == "" {
+			k.learn(d)
+		}
+	}
+	c, err := check.Run(s, &check.Options{})
+	if err != nil {
+		return err
+	}
+	m, err := Open(s, &Options{ReadOnly: true})
+	if err != nil {
+		return err
+	}
+	if c.Corruptions+c.CheckErrors > 0 && !m.Header().IsDirty() {
+		return fmt.Errorf("check: %+v", c)
+	}
+	m.snapshots = nil
+	return k.compare(s, m)
+}
+
+func TestAnErrorOfTheStoreIsSurvived(t *testing.T) {
+	for _, sh := range shapes() {
+		t.Run(sh.name, func(t *testing.T) {
+			for seed := range uint64(soak(1)) {
+				for n := 1; ; n += 1 + n/10 {
+					more := failing(t, sh, seed, n, 60, false, nil)
+					failing(t, sh, seed, n, 60, true, nil)
+					failing(t, sh, seed, n, 60, true, syscall.ENOSPC)
+					if !more || t.Failed() {
+						break
+					}
+				}
+			}
+		})
+	}
+}
