@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -32,7 +31,7 @@ func failing(t *testing.T, sh shape, seed uint64, n, steps int, forEver bool, wi
 	where := fmt.Sprintf("%s, seed %d, call %d fails, for ever %v", sh.name, seed, n, forEver)
 	fatal := func(format string, args ...any) {
 		t.Helper()
-		t.Fatalf("%s: %s\n%s", where, fmt.Sprintf(format, args...), strings.Join(st.ops, "\n"))
+		t.Fatalf("%s: %s\n%s", where, fmt.Sprintf(format, args...), tail(st.ops))
 	}
 	var names []string
 	for i := range steps {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"math/rand/v2"
-	"strings"
 	"testing"
 )
 
@@ -173,14 +172,15 @@ func recordTogether(t testing.TB, sh shape, seed uint64, users, rounds, steps in
 	g := newGuest(m, st.s)
 	g.log = st.log
 	fatal := func(format string, args ...any) {
-		t.Fatalf("seed %d: %s\n%s", seed, fmt.Sprintf(format, args...), strings.Join(st.ops, "\n"))
+		t.Fatalf("seed %d: %s\n%s", seed, fmt.Sprintf(format, args...), tail(st.ops))
 	}
 	for round := range rounds {
 		if round > 0 && sh.o.Version != 2 && sh.o.RefcountBits != 1 {
 			w.spawn(func() { // what is written from here on moves
-				if _, err := m.CreateSnapshot(SnapshotInfo{}); err != nil {
-					t.Errorf("make a snapshot: %v", err)
+				if op, err := st.makeSnapshot(g, fmt.Sprintf("r%d", round)); err != nil {
+					t.Errorf("%s: %v", op, err)
 				}
+				st.flushed()
 			})
 			if !w.run() {
 				fatal("a snapshot waits")

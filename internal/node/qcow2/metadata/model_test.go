@@ -5,14 +5,16 @@ package metadata
 import (
 	"math/rand/v2"
 	"os"
-	"strings"
 	"testing"
 )
 
-// soak is how much more the long tests do.
+// soak is how often something is done: more in the long tests, less in the short ones.
 func soak(n int) int {
-	if os.Getenv("SLUICE_SOAK") != "" {
+	switch {
+	case os.Getenv("SLUICE_SOAK") != "":
 		return n * 100
+	case testing.Short():
+		return max(1, n/4)
 	}
 	return n
 }
@@ -37,7 +39,7 @@ func randomOperations(t *testing.T, sh shape, seed uint64, steps int) {
 	var ops []string
 	defer func() {
 		if t.Failed() {
-			t.Logf("seed %d:\n%s", seed, strings.Join(ops, "\n"))
+			t.Logf("seed %d:\n%s", seed, tail(ops))
 		}
 	}()
 	for i := range steps {
