@@ -22,6 +22,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/sluice-blk/sluice/aio"
+	"github.com/sluice-blk/sluice/internal/img"
+	"github.com/sluice-blk/sluice/internal/node/qcow2/create"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -30,7 +32,7 @@ const testSize = 1 << 20
 
 // kinds are the disks that every test of this file runs on.
 func kinds(t *testing.T, test func(t *testing.T, open func(o *Options) *Disk)) {
-	for _, kind := range []string{"file", "buffered", "threads", "window", "memory"} {
+	for _, kind := range []string{"file", "buffered", "threads", "window", "memory", "qcow2"} {
 		t.Run(kind, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "disk.raw")
 			size := int64(testSize)
@@ -39,6 +41,9 @@ func kinds(t *testing.T, test func(t *testing.T, open func(o *Options) *Disk)) {
 			}
 			if err := Create(path, size, nil); err != nil {
 				t.Fatal(err)
+			}
+			if kind == "qcow2" {
+				makeQcow2(t, path, size)
 			}
 			test(t, func(o *Options) *Disk {
 				t.Helper()
@@ -60,6 +65,21 @@ func kinds(t *testing.T, test func(t *testing.T, open func(o *Options) *Disk)) {
 	}
 }
 
+// makeQcow2 puts an empty image in the place of a file.
+func makeQcow2(t *testing.T, path string, size int64) {
+	t.Helper()
+	s, err := img.CreateStore(path, img.StoreOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := create.Create(s, &create.Options{Size: size}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func openKind(kind, path string, o Options) (*Disk, error) {
 	ctx := context.Background()
 	switch kind {
@@ -71,6 +91,8 @@ func openKind(kind, path string, o Options) (*Disk, error) {
 		o.Engine = aio.EngineThreads
 	case "window":
 		o.Offset, o.Size = 4096, testSize
+	case "qcow2":
+		o.Format = FormatQcow2
 	}
 	return Open(ctx, path, &o)
 }

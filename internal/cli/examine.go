@@ -16,6 +16,7 @@ import (
 type fileReport struct {
 	Path       string `json:"path"`
 	Error      string `json:"error,omitempty"`
+	Format     string `json:"format,omitempty"` // that it begins as; empty: none that is known, which makes it raw
 	Size       int64  `json:"size"`
 	Align      int    `json:"align"`     // of offsets and lengths, as the file is opened by default
 	MemAlign   int    `json:"mem_align"` // of addresses
@@ -44,7 +45,14 @@ func (r *fileReport) look() error {
 		return err
 	}
 	defer loops.Stop()
-	d, err := daemon.OpenDisk(ctx, &daemon.DiskConfig{Path: r.Path, ReadOnly: true, Lock: graph.LockShared}, loops.All())
+	c := daemon.DiskConfig{Path: r.Path, ReadOnly: true, Lock: graph.LockShared}
+	if format, err := graph.Recognise(r.Path, graph.AnyPath); err == nil && format != graph.FormatRaw {
+		r.Format = format
+	}
+	if r.Format == graph.FormatQcow2 {
+		c.Format, c.Backing = r.Format, "off"
+	}
+	d, err := daemon.OpenDisk(ctx, &c, loops.All())
 	if err != nil {
 		return err
 	}
@@ -62,6 +70,13 @@ func (r *fileReport) write(b *strings.Builder) {
 	if r.Error != "" {
 		fmt.Fprintf(b, "  error       %s\n", r.Error)
 		return
+	}
+	switch r.Format {
+	case "":
+	case graph.FormatQcow2:
+		fmt.Fprintf(b, "  format      qcow2 (serve it with format=qcow2)\n")
+	default:
+		fmt.Fprintf(b, "  format      begins as a %s image; what follows is of its raw bytes\n", r.Format)
 	}
 	fmt.Fprintf(b, "  size        %s (%d bytes)\n", formatSize(r.Size), r.Size)
 	fmt.Fprintf(b, "  alignment   %s\n", alignText(r.Align, r.MemAlign))

@@ -419,6 +419,14 @@ func TestDoctorExaminesFiles(t *testing.T) {
 	}
 	writer.signal(syscall.SIGTERM)
 	writer.ends(exitOK, "")
+	qcow2 := filepath.Join(dir, "disk.qcow2")
+	if out, err := program(t.Context(), "img", "create", "-q", "-f", "qcow2", qcow2, "3M").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	out, err = program(t.Context(), "doctor", qcow2).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "format      qcow2") || !strings.Contains(string(out), "(3145728 bytes)") {
+		t.Errorf("an image: %v\n%s", err, out)
+	}
 	out, err = program(t.Context(), "doctor", disk, dir+"/none").CombinedOutput()
 	if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != exitFailure || !strings.Contains(string(out), "1 of 2 paths could not be looked at") {
 		t.Errorf("a path that is not there: %v\n%s", err, out)

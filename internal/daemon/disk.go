@@ -152,6 +152,12 @@ func (d *Disk) warn(log *slog.Logger) {
 	if d.config.Path == "" || d.config.Format == graph.FormatQcow2 {
 		return
 	}
+	if d.config.Format == "" && d.config.Offset == 0 {
+		if format, err := graph.Recognise(d.config.Path, graph.AnyPath); err == nil && format != graph.FormatRaw {
+			log.Warn("the file begins as an image, and is served as the raw bytes that it has (name its format; format=raw if that is right)",
+				"disk", d.Name(), "format", format)
+		}
+	}
 	if st, err := os.Stat(d.config.Path); err == nil && st.Mode().IsRegular() && d.config.Size == 0 && st.Size()-d.config.Offset < i.Size {
 		log.Warn("the file ends inside a sector of 512 bytes: the disk is larger, and reads zeros there", "disk", d.Name(),
 			"file", st.Size()-d.config.Offset, "size", i.Size)

@@ -114,6 +114,22 @@ func TestImageIsOnOneOfTheLoopsThatAreNamed(t *testing.T) {
 	}
 }
 
+// An image that nobody said to be one is served as it is, with a warning.
+func TestImageAsRawIsToldOf(t *testing.T) {
+	dir := t.TempDir()
+	path := qcow2Image(t, dir, "a.qcow2", create.Options{Size: 1 << 20})
+	for format, told := range map[string]bool{"": true, "raw": false, "qcow2": false} {
+		log := &lockedBuffer{}
+		d := start(t, Config{Logger: slog.New(slog.NewTextHandler(log, nil)), Disks: []DiskConfig{{Path: path, Format: format}}})
+		if got := strings.Contains(log.String(), "begins as an image"); got != told {
+			t.Errorf("format %q: told %v:\n%s", format, got, log)
+		}
+		if err := d.Stop(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestImageSettingsThatMakeNoSense(t *testing.T) {
 	for want, c := range map[string]DiskConfig{
 		"want raw, qcow2 or probe":   {Format: "qed"},

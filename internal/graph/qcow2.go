@@ -176,7 +176,14 @@ func (b *builder) enter(path string) (leave func(), err error) {
 	return func() { b.chain = b.chain[:len(b.chain)-1] }, nil
 }
 
-// guess tells the format that a file begins as; raw where it is none that is known.
+// Recognise tells the format that a file begins as; raw where it is none that is known. It is for telling people: what a
+// guest wrote decides it. No lock is taken.
+func Recognise(path string, gate Gate) (string, error) {
+	b := &builder{gate: gate}
+	return b.guess(Spec{Driver: DriverFile, Path: path, ReadOnly: true, Lock: LockShared})
+}
+
+// guess is Recognise for a file that somebody described.
 func (b *builder) guess(s Spec) (string, error) {
 	s.Format, s.Cache = FormatRaw, block.CacheWriteback
 	n, err := b.file(s)
