@@ -18,6 +18,9 @@ import (
 // sector is the unit that a disk's size is told in.
 const sector = 512
 
+// spanClusters is how many clusters are discarded or zeroed at a time.
+const spanClusters = 16384
+
 // zeroBytes is the memory that zeros are written from, many times over in one request.
 const zeroBytes = 64 << 10
 
@@ -135,12 +138,15 @@ func (n *Node) describe() block.Info {
 		MaxTransfer:   d.MaxTransfer,
 		MaxSegments:   d.MaxSegments,
 		DiscardAlign:  n.img.ZeroUnit(),
-		Flush:         block.Native,
-		FUA:           block.Emulated,
-		Discard:       block.Native,
-		WriteZeroes:   block.Native,
-		WriteCache:    true,
-		SingleLoop:    true,
+		// What tables say of so many clusters is changed in a moment; others have a turn in between.
+		MaxDiscard:     spanClusters * n.cluster(),
+		MaxWriteZeroes: spanClusters * n.cluster(),
+		Flush:          block.Native,
+		FUA:            block.Emulated,
+		Discard:        block.Native,
+		WriteZeroes:    block.Native,
+		WriteCache:     true,
+		SingleLoop:     true,
 		Durability: "flush writes the image's tables in an order that a crash at any point survives, and makes them and all data durable; " +
 			"below it: " + d.Durability,
 	}

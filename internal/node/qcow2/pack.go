@@ -8,7 +8,6 @@ import (
 
 	"github.com/sluice-blk/sluice/aio"
 	"github.com/sluice-blk/sluice/internal/block"
-	"github.com/sluice-blk/sluice/internal/sys"
 )
 
 // CompressedWriter writes whole clusters that somebody has compressed, for tools that fill an image; compressing takes many
@@ -59,9 +58,7 @@ func (c *routine) writeCompressed(w *CompressedWrite) error {
 	if err := h.n.img.BeginCompressed(a, w.Offset, len(w.Data)); err != nil {
 		return err
 	}
-	c.zero[0] = sys.IOVecOf(w.Data)
-	err := c.do(h.host, block.OpWrite, 0, a.Host, int64(len(w.Data)), c.zero[:])
-	c.zero[0] = block.IOVec{}
+	err := store{h.n}.Write(w.Data, a.Host)
 	if err != nil {
 		h.n.img.Abort(a)
 		return err

@@ -34,7 +34,7 @@ func TestPackedClustersComeBack(t *testing.T) {
 			}
 			defer u.Close()
 			rng := rand.New(rand.NewPCG(1, 2))
-			for size := 512; size <= 2<<20; size *= 4 {
+			for size := 4096; size <= 2<<20; size *= 8 {
 				src, dst := make([]byte, size), make([]byte, size)
 				for i := range src {
 					src[i] = byte(rng.IntN(1 + i%7))

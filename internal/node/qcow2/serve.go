@@ -3,6 +3,8 @@
 package qcow2
 
 import (
+	"syscall"
+
 	"github.com/sluice-blk/sluice/internal/block"
 	"github.com/sluice-blk/sluice/internal/node/qcow2/metadata"
 	"github.com/sluice-blk/sluice/internal/sys"
@@ -146,6 +148,9 @@ func (c *routine) fillCluster(a *metadata.Allocation) error {
 		} else {
 			from, to = from-a.Head, to+a.Tail
 		}
+	}
+	if c.h.host == c.h.meta && to > c.h.n.limit {
+		return syscall.ENOSPC // a device, which ends
 	}
 	p := c.freePart()
 	p.iov = append(p.iov[:0], c.head...)
