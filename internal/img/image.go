@@ -5,7 +5,6 @@ package img
 import (
 	"errors"
 	"fmt"
-	"math/bits"
 	"strings"
 
 	"github.com/sluice-blk/sluice/internal/format/qcow2"
@@ -130,8 +129,8 @@ func qcow2Error(err error) error {
 // featureText lists unknown features by the names that the image gives them; those without one as a mask.
 func featureText(u *qcow2.UnsupportedError) string {
 	parts := u.Names
-	if bits.OnesCount64(u.Unknown) > len(u.Names) {
-		parts = append(parts, fmt.Sprintf("Unknown incompatible feature: %x", u.Unknown))
+	if u.Unnamed != 0 {
+		parts = append(parts, fmt.Sprintf("Unknown incompatible feature: %x", u.Unnamed))
 	}
 	return strings.Join(parts, ", ")
 }

@@ -52,6 +52,8 @@ type UnsupportedError struct {
 	Unknown uint64
 	// Names are the names that the image itself gives to some of these bits, in the order of the bits.
 	Names []string
+	// Unnamed are the others.
+	Unnamed uint64
 }
 
 // Error is the text.
@@ -67,6 +69,7 @@ func unsupportedf(format string, args ...any) error {
 // unknownFeatures names each bit of mask, by the image's own table where it has an entry for it.
 func unknownFeatures(mask uint64, table []FeatureName) error {
 	var words, names []string
+	unnamed := mask
 	for m := mask; m != 0; m &= m - 1 {
 		bit := uint8(bits.TrailingZeros64(m))
 		word := fmt.Sprintf("bit %d", bit)
@@ -74,6 +77,7 @@ func unknownFeatures(mask uint64, table []FeatureName) error {
 			if n.Type == FeatureIncompatible && n.Bit == bit && n.Name != "" {
 				word = fmt.Sprintf("%q (bit %d)", n.Name, bit)
 				names = append(names, n.Name)
+				unnamed &^= 1 << bit
 				break
 			}
 		}
@@ -81,7 +85,7 @@ func unknownFeatures(mask uint64, table []FeatureName) error {
 	}
 	return &UnsupportedError{
 		What:    "image needs features that are not known here: " + strings.Join(words, ", "),
-		Unknown: mask, Names: names,
+		Unknown: mask, Names: names, Unnamed: unnamed,
 	}
 }
 

@@ -133,12 +133,13 @@ type FeatureName struct {
 
 const featureNameSize = 48
 
-// FeatureNames is the image's table of feature names. Entries of unknown type or bit are left out.
+// FeatureNames is the image's table of feature names. Entries of unknown type or bit are left out; the last one may be cut
+// short.
 func (h *Header) FeatureNames() []FeatureName {
 	data, _ := h.Extension(ExtensionFeatureNames)
 	var names []FeatureName
-	for ; len(data) >= featureNameSize; data = data[featureNameSize:] {
-		name := data[2:featureNameSize]
+	for ; len(data) > 2; data = data[min(featureNameSize, len(data)):] {
+		name := data[2:min(featureNameSize, len(data))]
 		if n := bytes.IndexByte(name, 0); n >= 0 {
 			name = name[:n]
 		}
