@@ -21,8 +21,8 @@ func FormatNames() []string {
 // KnownFormat tells whether an image can have this format.
 func KnownFormat(name string) bool { return slices.Contains(FormatNames(), name) }
 
-// absent are formats that qemu-img has and this tool has not.
-var absent = []string{"bochs", "cloop", "dmg", "luks", "parallels", "qcow", "qed", "vvfat"}
+// absent are formats and drivers that qemu-img has and this tool has not. An image may name them for its backing file.
+var absent = []string{"bochs", "cloop", "dmg", "file", "host_cdrom", "host_device", "luks", "nbd", "parallels", "qcow", "qed", "vvfat"}
 
 // NamedFormat tells whether there is such a format, be it supported here or not.
 func NamedFormat(name string) bool { return KnownFormat(name) || slices.Contains(absent, name) }

@@ -39,7 +39,7 @@ func (r *RebaseRequest) Run(ctx context.Context) (err error) {
 	if top.ProbedRaw() {
 		io.WriteString(r.Warnings, RawWarning(r.Source.Name))
 	}
-	if r.BackingFormat != "" && !KnownFormat(r.BackingFormat) {
+	if r.BackingFormat != "" && !NamedFormat(r.BackingFormat) {
 		return Wordedf("Invalid format name: '%s'", r.BackingFormat)
 	}
 	if top.Format != FormatQcow2 {
