@@ -67,9 +67,14 @@ func CreateOptions(format string, withFile bool) []OptionInfo {
 	return table
 }
 
-// Create makes an image of a format with options of its table, of which size has been set. It opens no backing file. A
-// file that was not there before is removed again when it fails.
-func Create(path, format string, o *Options) error {
+// Create makes an image of a format, under a name that may begin with file:, with options of its table, of which size has
+// been set. It opens no backing file. A file that was not there before is removed again when it fails.
+func Create(name, format string, o *Options) error {
+	at, err := ParseName(name)
+	if err != nil {
+		return err
+	}
+	path := at.Path
 	switch format {
 	case FormatRaw:
 		return createRaw(path, o)

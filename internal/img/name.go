@@ -28,7 +28,11 @@ func ParseName(name string) (Location, error) {
 	protocol := protocolOf(name)
 	switch {
 	case protocol == "file":
-		return Location{Path: strings.TrimPrefix(strings.TrimPrefix(name, "file:"), "//")}, nil
+		path := strings.TrimPrefix(strings.TrimPrefix(name, "file:"), "//")
+		if protocolOf(path) != "" {
+			path = "./" + path // as it has to be written without file:
+		}
+		return Location{Path: path}, nil
 	case protocol != "":
 		return Location{}, Wordedf("Unknown protocol '%s'", protocol)
 	case name == "":

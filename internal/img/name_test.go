@@ -18,6 +18,7 @@ func TestParseName(t *testing.T) {
 		{"./foo:bar", Location{Path: "./foo:bar"}, ""},
 		{"file:a.raw", Location{Path: "a.raw"}, ""},
 		{"file:///a.raw", Location{Path: "/a.raw"}, ""},
+		{"file:a:b", Location{Path: "./a:b"}, ""},
 		{`json:{"driver":"raw","file":{"driver":"file","filename":"base.raw"}}`, Location{Path: "base.raw", Format: "raw"}, ""},
 		{`json: { "file" : { "filename" : "base.raw" , "driver":"file" }, "driver" : "raw" } `, Location{Path: "base.raw", Format: "raw"}, ""},
 		{`json:{"driver":"qcow2","file.filename":"base.q","file.driver":"file"}`, Location{Path: "base.q", Format: "qcow2"}, ""},

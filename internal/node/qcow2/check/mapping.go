@@ -179,13 +179,14 @@ func (c *checker) isMisplaced(e qcow2.L2Entry, t *table) (repair bool) {
 	case c.g.Aligned(e.Offset()):
 		return false
 	case c.hasData(e):
-		c.corrupt(t.total, false, "ERROR offset=%#x: Data cluster is not properly aligned; L2 entry corrupted.", e.Offset())
+		c.corrupt(t.total, false, "ERROR offset=%x: Data cluster is not properly aligned; L2 entry corrupted.", e.Offset())
 		return false
 	}
-	c.corrupt(t.total, false, "ERROR offset=%#x: Preallocated cluster is not properly aligned; L2 entry corrupted.", e.Offset())
 	if c.fix&Errors == 0 {
+		c.corrupt(t.total, false, "ERROR offset=%x: Preallocated cluster is not properly aligned; L2 entry corrupted.", e.Offset())
 		return false
 	}
+	c.r.Corruptions += int64(t.total) // told when it has been repaired
 	if n := len(c.misplaced); n == 0 || c.misplaced[n-1] != t {
 		c.misplaced = append(c.misplaced, t)
 	}
@@ -227,7 +228,7 @@ func (c *checker) repairEntries() error {
 			zero.Bitmap = e.Bitmap
 			c.g.PutEntry(c.buf, i, zero)
 			c.r.Corruptions -= int64(t.total)
-			c.corrupt(t.total, true, "Repairing offset=%#x: Preallocated cluster is not properly aligned; L2 entry corrupted.", e.Offset())
+			c.corrupt(t.total, true, "Repairing offset=%x: Preallocated cluster is not properly aligned; L2 entry corrupted.", e.Offset())
 		}
 		if err := c.s.Write(c.buf, t.off); err != nil {
 			return fmt.Errorf("repair L2 table at %#x: %w", t.off, err)
