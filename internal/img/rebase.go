@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/sluice-blk/sluice/internal/format/qcow2"
+	"github.com/sluice-blk/sluice/internal/graph"
 )
 
 // RebaseRequest is what a person asks of rebase: another backing file for an image.
@@ -118,7 +119,13 @@ func (r *RebaseRequest) move(ctx context.Context, top *Image) (err error) {
 		}
 	}
 	src := Source{Name: top.Name, Format: top.Format, Store: StoreOptions{NoLock: true}}
-	if m.image, err = OpenDisk(ctx, loops.At(0), src, DiskOptions{Cache: r.Cache}); err != nil {
+	o := DiskOptions{Cache: r.Cache}
+	if info.BackingFilename == "" && info.VirtualSize > 0 {
+		// Zeros have to be stored, for something else will be behind them; without a backing file they would not be.
+		o.Backing = &graph.Spec{Driver: graph.DriverNull, Size: info.VirtualSize, ReadOnly: true, ReadZeroes: true}
+		m.shared++
+	}
+	if m.image, err = OpenDisk(ctx, loops.At(0), src, o); err != nil {
 		return err
 	}
 	return m.run(ctx)

@@ -250,6 +250,21 @@ func TestRebaseLosesNothing(t *testing.T) {
 	}
 }
 
+// What an image without a backing file never stored reads as zeros, also when it gets one.
+func TestRebaseOfAnImageThatHadNoBackingFile(t *testing.T) {
+	s, _ := newStudio(t)
+	data := patchwork(24, verbDisk)
+	s.image("lone.qcow2", FormatQcow2, "", data)
+	r := RebaseRequest{Source: Source{Name: s.path("lone.qcow2")}, Backing: "base.qcow2", BackingFormat: FormatQcow2, Warnings: io.Discard}
+	if err := r.Run(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.content("lone.qcow2"); !bytes.Equal(got, data) {
+		t.Errorf("the image does not show what it showed, first at %d", firstDifference(got, data))
+	}
+	s.sound("lone.qcow2")
+}
+
 // An interrupt in the middle leaves an image as it was, and tells.
 func TestVerbsAreInterrupted(t *testing.T) {
 	s, data := newStudio(t)

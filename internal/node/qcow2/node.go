@@ -171,6 +171,7 @@ func (n *Node) Header() *qcow2.Header { return n.header }
 func (n *Node) SetBacking(b block.Node) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.img.AssumeBacking()
 	n.backing = block.NewHandle(b, &block.HandleOptions{ReadOnly: true})
 	n.backingSize = n.backing.Info().Size
 }

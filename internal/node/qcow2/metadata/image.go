@@ -76,6 +76,10 @@ func Open(s Store, o *Options) (*Image, error) {
 	return m, nil
 }
 
+// AssumeBacking says that what the image does not store is looked for elsewhere although its header names no backing file:
+// zeros have to be stored then. It comes before the first change.
+func (m *Image) AssumeBacking() { m.backing = true }
+
 func (m *Image) open() error {
 	if err := m.readHeader(); err != nil {
 		return err
