@@ -41,11 +41,6 @@ func (f *imgFlags) text(short byte, long string, to *string) {
 	f.each(short, long, func(v string) error { *to = v; return nil })
 }
 
-// texts is a flag that may be given more than once.
-func (f *imgFlags) texts(short byte, long string, to *[]string) {
-	f.each(short, long, func(v string) error { *to = append(*to, v); return nil })
-}
-
 // options is -o: lists of options, each of which must be well formed.
 func (f *imgFlags) options(to *[]string) {
 	f.each('o', "", func(v string) error {

@@ -200,13 +200,31 @@ func (a *amendment) tables(work func(t *tables) error) error {
 }
 
 func (a *amendment) upgrade() error {
-	return a.change(func(h *qcow2.Header) {
+	err := a.change(func(h *qcow2.Header) {
 		h.Version = 3
 		h.Additional = make([]byte, 8) // compression type, and padding
 		if h.ClusterBits >= 13 {
 			h.SetFeatureNames(qcow2.KnownFeatures())
 		}
 	})
+	if err != nil {
+		return err
+	}
+	return a.completeSnapshots()
+}
+
+// completeSnapshots gives the entries of the snapshot table the length that version 3 demands. A check does so.
+func (a *amendment) completeSnapshots() error {
+	h, err := a.image.header()
+	if err != nil {
+		return err
+	}
+	all, _, err := qcow2.ReadSnapshots(a.image.Read, h)
+	if err != nil || !slices.ContainsFunc(all, func(s qcow2.Snapshot) bool { return s.ExtraSize < 16 }) {
+		return err
+	}
+	_, err = check.RebuildRefcounts(a.image.Store)
+	return err
 }
 
 // refcountWidth makes new refcounts of another width.

@@ -86,7 +86,11 @@ func (r *CreateRequest) backing(o *Options) error {
 
 // openBacking looks whether the backing file is what it is said to be, and takes its size where none is given.
 func (r *CreateRequest) openBacking(o *Options, name, format string) (err error) {
-	full := Beside(r.Path, name)
+	at, err := ParseName(r.Path)
+	if err != nil {
+		return err
+	}
+	full := Beside(at.Path, name)
 	i, err := openImage(Source{Name: full, Format: format, Store: StoreOptions{ReadOnly: true}})
 	if err != nil {
 		return Wordedf("%s\nCould not open backing image.", OpenText(full, err))

@@ -328,7 +328,7 @@ func zeroRange(src Source, off, n int64, o DiskOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	err = d.Zero(off, n, true)
+	err = d.Zero(off, n, false) // what is allocated stays so
 	if err == nil {
 		err = d.Flush()
 	}
