@@ -226,7 +226,7 @@ func TestKilledServersLeaveSoundImages(t *testing.T) {
 	if os.Getenv("SLUICE_SOAK") != "" {
 		rounds = 1000
 	}
-	for _, options := range []string{"cluster_size=64k", "cluster_size=4k,refcount_bits=1", "extended_l2=on"} {
+	for _, options := range []string{"cluster_size=64k", "cluster_size=4k,refcount_bits=1", "extended_l2=on", "lazy_refcounts=on"} {
 		name, _, _ := strings.Cut(options, ",") // the name becomes a path, and a comma means something there
 		t.Run(name, func(t *testing.T) { killRounds(t, options, (rounds+3)/4) })
 	}
