@@ -111,21 +111,27 @@ type checked struct {
 }
 
 func (c *checked) Close() error {
+	c.check()
+	return c.Node.Close()
+}
+
+// check has qemu-img look at the contents.
+func (c *checked) check() {
+	c.t.Helper()
 	length, err := c.Length()
 	if err != nil {
-		return err
+		c.t.Fatal(err)
 	}
 	b := make([]byte, length)
 	if _, err := c.ReadAt(b, 0); err != nil && err != io.EOF {
-		return err
+		c.t.Fatal(err)
 	}
 	clear(b[8:20]) // the name of a backing file, which is none that qemu-img could open
 	path := filepath.Join(c.t.TempDir(), "left.qcow2")
 	if err := os.WriteFile(path, b, 0o600); err != nil {
-		return err
+		c.t.Fatal(err)
 	}
 	check(c.t, path, c.leaky)
-	return c.Node.Close()
 }
 
 // check has qemu-img look at an image.

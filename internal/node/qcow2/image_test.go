@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-blk/sluice/aio"
 	"github.com/sluice-blk/sluice/internal/block"
 	"github.com/sluice-blk/sluice/internal/blocktest"
+	"github.com/sluice-blk/sluice/internal/node/fault"
 	"github.com/sluice-blk/sluice/internal/node/mem"
 	"github.com/sluice-blk/sluice/internal/node/null"
 	"github.com/sluice-blk/sluice/internal/node/qcow2"
@@ -410,5 +411,47 @@ func TestAlignmentIsTooCoarse(t *testing.T) {
 	}
 	if err := shaped.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A cluster that is let go while a write to it is still under way is given to nobody else before that has ended.
+func TestClustersAreNotReusedUnderARequest(t *testing.T) {
+	for _, op := range []block.Op{block.OpWrite, block.OpRead} {
+		faults, err := fault.New(inMemory(t, newImage(t, create.Options{}, 64*cluster), mem.Options{}), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := open(t, faults, nil)
+		h := block.NewHandle(n, nil)
+		d := blocktest.Guarded(t, blocktest.Loop(t, nil), h)
+		old, late, fresh := bytes.Repeat([]byte{1}, cluster), bytes.Repeat([]byte{2}, cluster), make([]byte, 32*cluster)
+		if err := errors.Join(d.Write(0, old), d.Flush()); err != nil {
+			t.Fatal(err)
+		}
+		if err := faults.Set(op.String() + " delay=300ms count=1"); err != nil {
+			t.Fatal(err)
+		}
+		held := d.Start(&blocktest.Call{Op: op, Offset: 0, Bufs: [][]byte{late}})
+		if err := errors.Join(d.Discard(0, cluster), d.Flush(), d.Flush()); err != nil {
+			t.Fatal(err)
+		}
+		blocktest.Pattern(fresh, 0, 3)
+		if err := errors.Join(d.Write(8*cluster, fresh), d.Flush()); err != nil {
+			t.Fatal(err)
+		}
+		if err := held.Wait(t); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, len(fresh))
+		if err := d.Read(8*cluster, got); err != nil || !bytes.Equal(got, fresh) {
+			t.Errorf("%s: another cluster holds the late bytes, or %v", op, err)
+		}
+		if op == block.OpRead && !bytes.Equal(late, old) && !bytes.Equal(late, make([]byte, cluster)) {
+			t.Error("a late read found another cluster's bytes")
+		}
+		d.Close()
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -28,6 +28,7 @@ type verifier struct {
 	known []bool
 	unit  int64
 	round byte
+	last  []*blocktest.Call // of the last round
 }
 
 func newVerifier(t *testing.T, d *blocktest.Disk, size int64, seed uint64) *verifier {
@@ -45,6 +46,17 @@ func bytesTrue(n int64) []bool {
 // run carries out one round of up to depth requests at the same time.
 func (v *verifier) run(depth int) {
 	v.t.Helper()
+	v.last = v.calls(depth)
+	if err := v.d.Run(v.last...); err != nil {
+		v.t.Fatal(err)
+	}
+	for _, c := range v.last {
+		v.settle(c)
+	}
+}
+
+// calls are up to depth requests that do not overlap.
+func (v *verifier) calls(depth int) []*blocktest.Call {
 	v.round++
 	taken := make(map[int64]bool)
 	var calls []*blocktest.Call
@@ -66,13 +78,7 @@ func (v *verifier) run(depth int) {
 		}
 		calls = append(calls, v.call(off, n))
 	}
-	batch := v.d.Start(calls...)
-	if err := batch.Wait(v.t); err != nil {
-		v.t.Fatal(err)
-	}
-	for _, c := range calls {
-		v.settle(c)
-	}
+	return calls
 }
 
 func (v *verifier) call(off, n int64) *blocktest.Call {
