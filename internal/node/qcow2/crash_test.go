@@ -18,7 +18,7 @@ import (
 // space at worst. Method: the file is in memory and remembers what was not flushed; a clone gets a random half of its
 // sectors, torn writes among them, and is opened, read and checked. Where refcounts are lazy, opening counts them anew first.
 func TestPowerFails(t *testing.T) {
-	crashes := 12
+	crashes := 8
 	switch {
 	case testing.Short():
 		crashes = 4
