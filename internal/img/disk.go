@@ -89,7 +89,9 @@ func (d *Disk) Zero(off, n int64, unmap bool) error {
 
 // Map gives the extents of [off, off+n), as [block.Map] does. each may take its time.
 func (d *Disk) Map(ctx context.Context, off, n int64, each func(block.Extent) error) error {
-	return block.Map(ctx, d.handle.Node(), off, n, each)
+	h := newHoles()
+	err := block.Map(ctx, d.handle.Node(), off, n, func(e block.Extent) error { return h.refine(e, each) })
+	return errors.Join(err, h.Close())
 }
 
 // transferError tells which request of a transfer failed.
