@@ -170,8 +170,11 @@ func (k *knowledge) learn(d *deed) {
 // crashes makes disks for one log, and looks at them. It tells how many they were.
 func (st *story) crashes(t *testing.T, seed uint64, perFlush int) int {
 	r := rand.New(rand.NewPCG(seed, 3))
-	clean := newGuest(mustOpen(t, &memStore{data: st.start}, &Options{ReadOnly: true}), nil)
-	k := newKnowledge(clean.disk)
+	disk, err := readAll(&memStore{data: st.start})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := newKnowledge(disk)
 	base := append([]byte(nil), st.start...)
 	n, told, since := 0, 0, 0
 	for at := 0; at <= len(st.s.log); at++ {

@@ -157,3 +157,12 @@ func (s *memStore) save(t testing.TB) string {
 	}
 	return path
 }
+
+func readFile(t testing.TB, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
