@@ -469,3 +469,93 @@ func TestBackingFilesAreShared(t *testing.T) {
 		}
 	}
 }
+
+// Snapshots are read as qemu-img reads them, while the disk goes on.
+func TestSnapshotsAreRead(t *testing.T) {
+	for _, o := range []string{"cluster_size=64k", "extended_l2=on", "cluster_size=1k"} {
+		t.Run(o, func(t *testing.T) {
+			dir := t.TempDir()
+			mixed(t, dir, "base.raw", 1<<20)
+			img(t, dir, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", "-o", o, "a.qcow2", "2M")
+			qio(t, dir, "a.qcow2", "write -P 1 100k 300k")
+			img(t, dir, "snapshot", "-c", "one", "a.qcow2")
+			qio(t, dir, "a.qcow2", "write -P 2 200k 400k", "discard 0 64k", "write -z 1M 128k")
+			img(t, dir, "snapshot", "-c", "two", "a.qcow2")
+			path := filepath.Join(dir, "a.qcow2")
+			n, err := graph.Build(context.Background(), graph.Spec{Path: path, Format: "qcow2"}, graph.AnyPath)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := block.NewHandle(n, nil)
+			d := blocktest.Guarded(t, blocktest.Loop(t, nil), h)
+			for at := int64(0); at < 2<<20; at += 50_000 {
+				if err := d.Write(at, bytes.Repeat([]byte{9}, 10_000)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := d.Discard(512<<10, 256<<10); err != nil {
+				t.Fatal(err)
+			}
+			d.Close()
+			if err := h.Close(); err != nil {
+				t.Fatal(err)
+			}
+			img(t, dir, "check", "-q", "a.qcow2")
+			for _, name := range []string{"one", "two", "2"} {
+				l := name
+				if name == "2" {
+					l = "snapshot.id=2"
+				} else {
+					l = "snapshot.name=" + name
+				}
+				same(t, dir, "a.qcow2", graph.Spec{Snapshot: name}, "-f", "qcow2", "-l", l)
+			}
+			same(t, dir, "a.qcow2", graph.Spec{}, "-f", "qcow2")
+		})
+	}
+}
+
+// Writes to an image with a data file go there, and a raw one is the disk.
+func TestWritesToADataFile(t *testing.T) {
+	for _, raw := range []string{"off", "on"} {
+		t.Run("raw="+raw, func(t *testing.T) {
+			dir := t.TempDir()
+			img(t, dir, "create", "-q", "-f", "qcow2", "-o", "data_file=d.raw,data_file_raw="+raw, "a.qcow2", "4M")
+			path := filepath.Join(dir, "a.qcow2")
+			t.Chdir("/") // the name is relative to the image
+			n, err := graph.Build(context.Background(), graph.Spec{Path: path, Format: "qcow2"}, graph.AnyPath)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := block.NewHandle(n, nil)
+			d := blocktest.Guarded(t, blocktest.Loop(t, nil), h)
+			want := make([]byte, 4<<20)
+			for at := int64(1000); at < 3<<20; at += 300_000 {
+				blocktest.Pattern(want[at:at+70_000], at, 1)
+				if err := d.Write(at, want[at:at+70_000]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := errors.Join(d.Zero(300_000, 100_000, block.FlagUnmap), d.Discard(2<<20, 65536), d.Zero(2<<20, 65536, 0)); err != nil {
+				t.Fatal(err)
+			}
+			clear(want[300_000:400_000])
+			clear(want[2<<20 : 2<<20+65536])
+			got := make([]byte, len(want))
+			if err := errors.Join(d.Flush(), d.Read(0, got)); err != nil || !bytes.Equal(got, want) {
+				t.Fatalf("other bytes, or %v", err)
+			}
+			d.Close()
+			if err := h.Close(); err != nil {
+				t.Fatal(err)
+			}
+			img(t, dir, "check", "-q", "a.qcow2")
+			img(t, dir, "convert", "-f", "qcow2", "-O", "raw", "a.qcow2", "got.raw")
+			for _, name := range map[string][]string{"off": {"got.raw"}, "on": {"got.raw", "d.raw"}}[raw] {
+				if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !bytes.Equal(got, want) {
+					t.Errorf("%s has other bytes, or %v", name, err)
+				}
+			}
+		})
+	}
+}

@@ -144,6 +144,10 @@ func (c *checked) check() {
 	if err := os.WriteFile(path, s.b, 0o600); err != nil {
 		c.t.Fatal(err)
 	}
+	// The data file of an image that has one is not looked into, but must be there.
+	if err := os.WriteFile(filepath.Join(filepath.Dir(path), "d"), nil, 0o600); err != nil {
+		c.t.Fatal(err)
+	}
 	qemuCheck(c.t, path, c.leaky)
 }
 
