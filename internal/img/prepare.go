@@ -91,7 +91,8 @@ func (r *CreateRequest) openBacking(o *Options, name, format string) (err error)
 		return err
 	}
 	full := Beside(at.Path, name)
-	i, err := openImage(Source{Name: full, Format: format, Store: StoreOptions{ReadOnly: true}})
+	// Only its size is asked for, which may be done while it is in use.
+	i, err := openImage(Source{Name: full, Format: format, Store: StoreOptions{ReadOnly: true, Shared: true}})
 	if err != nil {
 		return Wordedf("%s\nCould not open backing image.", OpenText(full, err))
 	}
