@@ -169,7 +169,9 @@ func qemuCheck(t testing.TB, path string, leaky bool) {
 	if _, err := exec.LookPath("qemu-img"); err != nil {
 		return // the tests of tests/qcow2 tell that it is missing
 	}
-	out, err := exec.Command("qemu-img", "check", "-f", "qcow2", "-U", path).CombinedOutput()
+	cmd := exec.Command("qemu-img", "check", "-f", "qcow2", "-U", path)
+	cmd.Dir = filepath.Dir(path) // where it looks for a data file
+	out, err := cmd.CombinedOutput()
 	exit := 0
 	if err != nil {
 		exit = -1
