@@ -59,10 +59,16 @@ func (m *Image) commit() error {
 
 // relieve makes room in the caches where too much waits for a commit, and frees clusters where many could be reused.
 func (m *Image) relieve() error {
-	if !m.l2.crowded() && !m.blocks.crowded() && m.pending < m.maxPending() {
+	if !(m.l2.crowded() && !m.cachesAll()) && !m.blocks.crowded() && m.pending < m.maxPending() {
 		return nil
 	}
 	return m.commit()
+}
+
+// cachesAll tells whether the cache has room for the L2 tables of the whole disk: no change has to leave it before the
+// guest asks for a flush.
+func (m *Image) cachesAll() bool {
+	return int64(m.l2.limit)<<(m.sliceBits+m.g.ClusterBits) >= m.h.Size
 }
 
 // maxPending is how many clusters may wait to be freed: a part of the disk, so that the file of an image that is trimmed and
