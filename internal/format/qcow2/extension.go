@@ -5,6 +5,7 @@ package qcow2
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 )
 
 // Types of header extensions (section Header extensions).
@@ -70,8 +71,8 @@ func (h *Header) Extension(kind uint32) ([]byte, bool) {
 	return nil, false
 }
 
-// SetExtension puts data in the place of the extension of this type, or behind all others when there is none. nil
-// removes it. It takes ownership of data.
+// SetExtension puts data in the place of the extension of this type; when there is none, before those that other programs
+// write behind it. nil removes it. It takes ownership of data.
 func (h *Header) SetExtension(kind uint32, data []byte) {
 	var kept []Extension
 	placed := data == nil
@@ -85,9 +86,23 @@ func (h *Header) SetExtension(kind uint32, data []byte) {
 		}
 	}
 	if !placed {
-		kept = append(kept, Extension{Type: kind, Data: data})
+		at := slices.IndexFunc(kept, func(e Extension) bool { return extensionRank(e.Type) > extensionRank(kind) })
+		if at < 0 {
+			at = len(kept)
+		}
+		kept = slices.Insert(kept, at, Extension{Type: kind, Data: data})
 	}
 	h.Extensions = kept
+}
+
+// extensionOrder is how other programs order what they know. What they do not know comes last.
+var extensionOrder = []uint32{ExtensionBackingFormat, ExtensionDataFile, ExtensionEncryption, ExtensionFeatureNames, ExtensionBitmaps}
+
+func extensionRank(kind uint32) int {
+	if at := slices.Index(extensionOrder, kind); at >= 0 {
+		return at
+	}
+	return len(extensionOrder)
 }
 
 // BackingFormat is the name of the backing file's format, "" when the image does not say.

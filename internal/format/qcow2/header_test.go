@@ -95,7 +95,7 @@ func TestUnknownPartsOfTheHeaderAreKept(t *testing.T) {
 	for _, e := range again.Extensions {
 		kinds = append(kinds, e.Type)
 	}
-	if d := cmp.Diff([]uint32{ExtensionBackingFormat, 0x12345678, ExtensionFeatureNames, 0x9abcdef0}, kinds); d != "" {
+	if d := cmp.Diff([]uint32{ExtensionBackingFormat, ExtensionFeatureNames, 0x12345678, 0x9abcdef0}, kinds); d != "" {
 		t.Errorf("order of the extensions (-want +got):\n%s", d)
 	}
 }
