@@ -59,6 +59,19 @@ func findLayer(layers []layer, name string) int {
 	return -1
 }
 
+// findBehind is the index of the layer that name means when it is read as the name of a backing file: what is relative lies
+// beside the image in front of the layer. -1 is none.
+func findBehind(top string, layers []layer, name string) int {
+	front := top
+	for i, l := range layers {
+		if findLayer(layers[i:i+1], Beside(front, name)) == 0 {
+			return i
+		}
+		front = l.path
+	}
+	return -1
+}
+
 // chainSpec describes layers one behind the other, with nothing behind the last one. It is nil without layers.
 func chainSpec(layers []layer, cache Cache) *graph.Spec {
 	var next *graph.Spec

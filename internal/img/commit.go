@@ -44,7 +44,7 @@ func (r *CommitRequest) Run(ctx context.Context) (err error) {
 	}
 	base := 0
 	if r.Base != "" {
-		if base = findLayer(layers, r.Base); base < 0 {
+		if base = findBehind(top.Name, layers, r.Base); base < 0 {
 			return Wordedf("Did not find '%s' in the backing chain of '%s'", r.Base, r.Source.Name)
 		}
 	}
