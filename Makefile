@@ -9,7 +9,7 @@ GO ?= go
 PACKAGES = ./...
 FORMAT ?= raw
 
-.PHONY: all build cross demo test check unit race peers guest bench bench-check soak fuzz deps lint clean help
+.PHONY: all build cross demo test check unit race peers guest bench bench-check soak fuzz iotests deps lint clean help
 
 all: build
 
@@ -46,6 +46,9 @@ race: ## with the race detector, all but what shares rings with the kernel or a 
 
 guest: build ## boots guests: the demo's test shortened, and the ring suites on the guest's kernel
 	scripts/gotest.sh guest -timeout 15m -count=1 -p 1 ./tests/guest/...
+
+iotests: deps build ## QEMU's own tests of its image tool, with ours in its place (fetches them; about ten minutes)
+	scripts/iotests.sh
 
 fuzz: ## each fuzz target for a minute
 	scripts/fuzz.sh 60s
