@@ -18,7 +18,7 @@ func runImgRebase(c *imgCall, args []string) int {
 	r := img.RebaseRequest{Warnings: c.Err}
 	f := c.flags()
 	f.image(&src)
-	f.shared(&src)
+	f.on('U', "force-share", &r.Shared)
 	f.each('b', "", func(v string) error { r.Backing, named = v, true; return nil })
 	f.text('F', "", &r.BackingFormat)
 	f.on('u', "", &r.Unsafe)

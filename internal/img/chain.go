@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/sluice-blk/sluice/internal/graph"
 )
@@ -13,6 +14,7 @@ import (
 // layer is one image of a backing chain.
 type layer struct {
 	src  Source
+	name string // as the image above it has it
 	info *Info
 	path string // of its file
 }
@@ -28,6 +30,7 @@ func backingLayers(info *Info, store StoreOptions) ([]layer, error) {
 	if err != nil {
 		return nil, err
 	}
+	name := info.BackingFilename
 	var layers []layer
 	for _, i := range infos {
 		at, err := src.locate()
@@ -35,50 +38,47 @@ func backingLayers(info *Info, store StoreOptions) ([]layer, error) {
 			return nil, err
 		}
 		src.Format = i.Format
-		layers = append(layers, layer{src: src, info: i, path: at.Path})
+		layers = append(layers, layer{src: src, name: name, info: i, path: at.Path})
+		name = i.BackingFilename
 		src, _ = i.Backing(store)
 	}
 	return layers, nil
 }
 
-// findLayer is the index of the layer that name means: as an image of the chain names it, or the same file; -1 is none.
-func findLayer(layers []layer, name string) int {
-	at, err := ParseName(name)
-	if err != nil {
-		return -1
-	}
-	st, err := os.Stat(at.Path)
+// namedLayer is the index of the layer that name means, as one of the images above it would name it: relative to its own
+// folder, or from the root on. -1 is none.
+func namedLayer(top string, layers []layer, name string) int {
+	above := top
 	for i, l := range layers {
-		if name == l.src.Name {
+		if at, err := ParseName(Beside(above, name)); err == nil && (name == l.name || sameFile(at.Path, l.path)) {
 			return i
 		}
-		if other, oerr := os.Stat(l.path); err == nil && oerr == nil && os.SameFile(st, other) {
-			return i
-		}
+		above = l.path
 	}
 	return -1
 }
 
-// findBehind is the index of the layer that name means when it is read as the name of a backing file: what is relative lies
-// beside the image in front of the layer. -1 is none.
-func findBehind(top string, layers []layer, name string) int {
-	front := top
-	for i, l := range layers {
-		if findLayer(layers[i:i+1], Beside(front, name)) == 0 {
-			return i
-		}
-		front = l.path
-	}
-	return -1
+// layerOf is the index of the layer whose file is the one at path; -1 is none.
+func layerOf(layers []layer, path string) int {
+	return slices.IndexFunc(layers, func(l layer) bool { return sameFile(path, l.path) })
+}
+
+func sameFile(a, b string) bool {
+	x, errX := os.Stat(a)
+	y, errY := os.Stat(b)
+	return errX == nil && errY == nil && os.SameFile(x, y)
 }
 
 // chainSpec describes layers one behind the other, with nothing behind the last one. It is nil without layers.
-func chainSpec(layers []layer, cache Cache) *graph.Spec {
+func chainSpec(layers []layer, cache Cache, shared bool) *graph.Spec {
 	var next *graph.Spec
 	file, _ := cache.modes()
 	for i := len(layers) - 1; i >= 0; i-- {
 		l := layers[i]
 		s := &graph.Spec{Path: l.path, Format: l.src.Format, ReadOnly: true, Cache: file, Backing: next}
+		if shared {
+			s.Lock = graph.LockShared
+		}
 		if l.src.Format == FormatQcow2 {
 			s.NoBacking = next == nil
 		}

@@ -44,7 +44,7 @@ func (r *CommitRequest) Run(ctx context.Context) (err error) {
 	}
 	base := 0
 	if r.Base != "" {
-		if base = findBehind(top.Name, layers, r.Base); base < 0 {
+		if base = namedLayer(top.Name, layers, r.Base); base < 0 {
 			return Wordedf("Did not find '%s' in the backing chain of '%s'", r.Base, r.Source.Name)
 		}
 	}
@@ -83,7 +83,7 @@ func (r *CommitRequest) copy(ctx context.Context, top *Image, info *Info, betwee
 	defer loops.Stop()
 	var source, target *Disk
 	defer func() { err = closeAll(err, source, target) }()
-	behind := chainSpec(between, "")
+	behind := chainSpec(between, "", false)
 	src := Source{Name: top.Name, Format: top.Format, Store: StoreOptions{ReadOnly: true, NoLock: true}}
 	source, err = OpenDisk(ctx, loops.At(0), src, DiskOptions{Backing: behind, NoBacking: behind == nil})
 	if err != nil {
@@ -102,7 +102,12 @@ func (r *CommitRequest) copy(ctx context.Context, top *Image, info *Info, betwee
 		c.KeepAbsent = min(c.KeepAbsent, l.info.VirtualSize)
 	}
 	r.Progress.Expect(info.VirtualSize)
-	return c.Run(ctx)
+	if err := c.Run(ctx); err != nil && ctx.Err() == nil {
+		return Wordedf("Block job failed: %s", err)
+	} else if err != nil {
+		return err
+	}
+	return nil
 }
 
 // empty makes an image store nothing, so that all of it is read from its backing file. At any point it is an image that
@@ -121,17 +126,17 @@ func empty(i *Image) error {
 			err = i.writeHeader(b)
 		}
 		if err != nil {
-			return Wordedf("Could not empty %s: %s", i.Name, err)
+			return Wordedf("Failed to empty %s: %s", i.Name, err)
 		}
 	}
 	if err := i.Write(make([]byte, int64(h.L1Entries)*8), int64(h.L1Offset)); err != nil {
-		return Wordedf("Could not empty %s: %s", i.Name, err)
+		return Wordedf("Failed to empty %s: %s", i.Name, err)
 	}
 	if err := i.Flush(); err != nil {
-		return Wordedf("Could not empty %s: %s", i.Name, err)
+		return Wordedf("Failed to empty %s: %s", i.Name, err)
 	}
 	if err := i.emptyData(h); err != nil {
-		return Wordedf("Could not empty %s: %s", i.Name, err)
+		return Wordedf("Failed to empty %s: %s", i.Name, err)
 	}
 	found, err := check.Run(i.Store, &check.Options{Repair: check.Leaks})
 	if err == nil {
@@ -141,7 +146,7 @@ func empty(i *Image) error {
 		err = i.Flush()
 	}
 	if err != nil {
-		return Wordedf("Could not empty %s: %s", i.Name, err)
+		return Wordedf("Failed to empty %s: %s", i.Name, err)
 	}
 	return nil
 }

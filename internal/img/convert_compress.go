@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"syscall"
 
 	"github.com/sluice-blk/sluice/aio"
 	"github.com/sluice-blk/sluice/internal/node/qcow2"
@@ -26,6 +27,9 @@ func openCompression(ctx context.Context, d *Disk) (*Compression, error) {
 	n, ok := d.Node().(*qcow2.Node)
 	if !ok {
 		return nil, Wordedf("Compression not supported for this file format")
+	}
+	if n.Header().HasDataFile() {
+		return nil, Wordedf(convertWriteText, 0, syscall.ENOTSUP)
 	}
 	c := &Compression{Type: n.Header().CompressionType, Cluster: 1 << n.Header().ClusterBits, Loop: d.face.Loop()}
 	if err := c.preparePackers(); err != nil {
@@ -60,6 +64,7 @@ type packed struct {
 // packer compresses the clusters of batches. It belongs to one goroutine.
 type packer struct {
 	o      *Compression
+	sparse bool   // zeros are not stored
 	room   []byte // what the clusters of one batch become
 	padded []byte // the last cluster of a disk, made whole
 }
@@ -85,24 +90,27 @@ func (p *packer) pack(list []packed, b *batch, buf []byte) []packed {
 	engine := <-p.o.packers
 	defer func() { p.o.packers <- engine }()
 	for _, s := range b.spans {
-		if s.kind == spanZero {
+		if s.kind == spanZero && p.sparse {
 			list = append(list, packed{off: s.off, n: s.n, zero: true})
 			continue
 		}
 		for done := int64(0); done < s.n; done += p.o.Cluster {
 			n := min(p.o.Cluster, s.n-done)
-			one := p.cluster(engine, buf[done:done+n])
+			data := zeroPage[:n]
+			if s.kind == spanData {
+				data, buf = buf[:n], buf[n:]
+			}
+			one := p.cluster(engine, data)
 			one.off, one.n = s.off+done, n
 			list = append(list, one)
 		}
-		buf = buf[s.n:]
 	}
 	return list
 }
 
 // cluster compresses one cluster. One that does not become smaller stays as it is.
 func (p *packer) cluster(engine *qcow2.Packer, data []byte) packed {
-	if allZero(data) {
+	if p.sparse && allZero(data) {
 		return packed{zero: true}
 	}
 	whole := data

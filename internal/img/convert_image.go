@@ -188,10 +188,12 @@ func (c *conversion) copy(ctx context.Context) (err error) {
 		defer engine.CopyRange.close()
 	}
 	if r.Compress {
-		if engine.Compress, err = openCompression(ctx, c.target); err != nil {
-			return err
+		packing, failed := openCompression(ctx, c.target)
+		if failed != nil {
+			return failed
 		}
-		defer func() { err = errors.Join(err, engine.Compress.close()) }()
+		defer func() { err = errors.Join(err, packing.close()) }()
+		engine.Compress = packing
 		engine.Grain = engine.Compress.Cluster
 	}
 	r.Progress.Expect(c.total)

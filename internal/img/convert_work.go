@@ -28,7 +28,7 @@ func newConvertWorker(c *Convert) *convertWorker {
 	}
 	if c.Compress != nil {
 		w.packs = newPackTransfer()
-		w.packer = &packer{o: c.Compress}
+		w.packer = &packer{o: c.Compress, sparse: c.Sparse > 0}
 	}
 	return w
 }
@@ -201,9 +201,6 @@ func (w *convertWorker) store(p []byte, off int64) error {
 	}
 	return nil
 }
-
-// zeroPage is what is written where zeros are to take space.
-var zeroPage [1 << 20]byte
 
 // zeros adds what makes a span zero: really written ones where nothing may be sparse.
 func (w *convertWorker) zeros(off, n int64) error {

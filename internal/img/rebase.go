@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,7 +25,9 @@ type RebaseRequest struct {
 	Backing       string // "" is none
 	BackingFormat string // "" is found out, where a safe rebase opens the file
 	// Unsafe changes the name alone. Else what the image would show differently afterwards is stored in it first.
-	Unsafe   bool
+	Unsafe bool
+	// Shared opens the backing files without locks.
+	Shared   bool
 	Warnings io.Writer // told of an image that was taken for raw
 
 	Progress *Progress
@@ -69,6 +72,8 @@ func (r *RebaseRequest) rename(top *Image) error {
 		format = ""
 	}
 	h.SetBackingFormat(format)
+	// It comes first in images of other programs.
+	slices.SortStableFunc(h.Extensions, func(a, b qcow2.Extension) int { return rank(a) - rank(b) })
 	h.ClearUnknownAutoclear()
 	if len(r.Backing) > qcow2.MaxBackingName {
 		return Wordedf("Could not change the backing file to '%s': %s", r.Backing, syscall.EINVAL)
@@ -81,6 +86,13 @@ func (r *RebaseRequest) rename(top *Image) error {
 		return Wordedf("Could not change the backing file to '%s': %s", r.Backing, err)
 	}
 	return nil
+}
+
+func rank(e qcow2.Extension) int {
+	if e.Type == qcow2.ExtensionBackingFormat {
+		return 0
+	}
+	return 1
 }
 
 // writeHeader writes the first cluster anew.
@@ -97,7 +109,8 @@ func (r *RebaseRequest) move(ctx context.Context, top *Image) (err error) {
 	if err != nil {
 		return Wordedf("Could not open '%s': %s", r.Source.Name, err.Error())
 	}
-	layers, err := backingLayers(info, StoreOptions{ReadOnly: true})
+	behind := StoreOptions{ReadOnly: true, Shared: r.Shared}
+	layers, err := backingLayers(info, behind)
 	if err != nil {
 		return backingError(r.Source, info, err)
 	}
@@ -110,22 +123,26 @@ func (r *RebaseRequest) move(ctx context.Context, top *Image) (err error) {
 	defer func() { err = closeAll(err, m.image, m.after) }()
 	if r.Backing != "" {
 		name := Beside(top.Name, r.Backing)
-		src := Source{Name: name, Format: r.BackingFormat, Store: StoreOptions{ReadOnly: true}}
+		src := Source{Name: name, Format: r.BackingFormat, Store: behind}
 		if m.after, err = OpenDisk(ctx, loops.At(1), src, DiskOptions{Cache: r.SourceCache}); err != nil {
 			return Wordedf("Could not open new backing file '%s': %s", r.Backing, strings.TrimPrefix(err.Error(), "Could not open '"+name+"': "))
 		}
-		if at := findLayer(layers, name); at >= 0 {
-			m.shared = at + 1
+		if at, err := ParseName(name); err == nil {
+			if i := layerOf(layers, at.Path); i >= 0 {
+				m.shared = i + 1
+			}
 		}
 	}
 	src := Source{Name: top.Name, Format: top.Format, Store: StoreOptions{NoLock: true}}
-	o := DiskOptions{Cache: r.Cache}
-	if info.BackingFilename == "" && info.VirtualSize > 0 {
+	old := DiskOptions{Cache: r.Cache, Backing: chainSpec(layers, r.SourceCache, r.Shared)}
+	if len(layers) > 0 {
+		m.oldEnd = layers[0].info.VirtualSize
+	} else if info.VirtualSize > 0 {
 		// Zeros have to be stored, for something else will be behind them; without a backing file they would not be.
-		o.Backing = &graph.Spec{Driver: graph.DriverNull, Size: info.VirtualSize, ReadOnly: true, ReadZeroes: true}
+		old.Backing = &graph.Spec{Driver: graph.DriverNull, Size: info.VirtualSize, ReadOnly: true, ReadZeroes: true}
 		m.shared++
 	}
-	if m.image, err = OpenDisk(ctx, loops.At(0), src, o); err != nil {
+	if m.image, err = OpenDisk(ctx, loops.At(0), src, old); err != nil {
 		return err
 	}
 	return m.run(ctx)
@@ -136,6 +153,7 @@ func (r *RebaseRequest) move(ctx context.Context, top *Image) (err error) {
 type rebasing struct {
 	image    *Disk // with its old backing files
 	after    *Disk // the new backing file; nil: zeros
+	oldEnd   int64 // where the old backing file ends
 	shared   int   // from this depth on, old and new are the same images
 	progress *Progress
 }
@@ -196,6 +214,9 @@ func (m *rebasing) plan(ctx context.Context, out chan<- comparePiece) error {
 			return fmt.Errorf("read block status of %s: %w", m.image.name, err)
 		}
 		p := comparePiece{off: off, n: e.Offset + e.Length - off}
+		if off < m.oldEnd {
+			p.n = min(p.n, m.oldEnd-off)
+		}
 		p.read[0] = e.Present && !e.Zero
 		same := e.Present && (e.Depth == 0 || e.Depth >= m.shared)
 		if off < end && !same {
@@ -242,7 +263,7 @@ func (w *rebaseWorker) do(p comparePiece) error {
 	for at := int64(0); at < p.n; {
 		n := runOf(old[at:], next[at:])
 		if n < 0 {
-			if err := w.store(old[at:at-n], p.off+at, p.read[0]); err != nil {
+			if err := w.store(old[at:at-n], p.off+at); err != nil {
 				return err
 			}
 			n = -n
@@ -255,15 +276,15 @@ func (w *rebaseWorker) do(p comparePiece) error {
 	return nil
 }
 
-// store adds a write of p; read tells that it is not zeros for sure.
-func (w *rebaseWorker) store(p []byte, off int64, read bool) error {
+// store adds a write of p. Zeros that an old backing file holds are written like anything else.
+func (w *rebaseWorker) store(p []byte, off int64) error {
 	if w.t.full() {
 		if err := w.t.run(w.m.image); err != nil {
 			return Wordedf("Error while writing to COW image: %s", errors.Unwrap(err))
 		}
 	}
-	if !read || allZero(p) {
-		w.t.zero(off, int64(len(p)), true)
+	if off >= w.m.oldEnd {
+		w.t.zero(off, int64(len(p)), false)
 	} else {
 		w.t.write(p, off)
 	}

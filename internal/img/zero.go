@@ -2,27 +2,34 @@
 
 package img
 
-import "bytes"
+import (
+	"bytes"
+	"math/bits"
+)
 
-// zeroUnit is the smallest piece that is looked at for zeros.
-const zeroUnit = 4 << 10
+// zeroPiece is how much is compared with zeros at a time: it stays in the first cache.
+const zeroPiece = 4 << 10
+
+// zeroPage is what is written where zeros are to take space, and what data is compared with. The largest cluster is as long.
+var zeroPage [2 << 20]byte
 
 // allZero tells whether b has zeros only. Most of what has not begins with something else, or so does one of its words
 // further on: bytes.Equal stops at the first one, and goes through zeros as fast as memory gives them.
 func allZero(b []byte) bool {
-	for len(b) > zeroUnit {
-		if !bytes.Equal(b[:zeroUnit], zeroPage[:zeroUnit]) {
+	for len(b) > zeroPiece {
+		if !bytes.Equal(b[:zeroPiece], zeroPage[:zeroPiece]) {
 			return false
 		}
-		b = b[zeroUnit:]
+		b = b[zeroPiece:]
 	}
 	return bytes.Equal(b, zeroPage[:len(b)])
 }
 
 // zeroRun tells how many bytes at the beginning of b, which lies at offset off of its disk, are alike: zeros, or not. Only
-// runs of zeros of at least sparse bytes count as such; they begin and end at multiples of the unit, or with b.
+// runs of zeros of at least sparse bytes count as such; they begin and end at multiples of the unit, which is the power of
+// two that sparse has in it, or with b.
 func zeroRun(b []byte, off, sparse int64) (n int, zero bool) {
-	unit := min(sparse, zeroUnit)
+	unit := int64(1) << (bits.Len64(uint64(sparse)) - 1)
 	zeros := leadingZeros(b, off, unit)
 	if int64(zeros) >= sparse || zeros == len(b) {
 		return zeros, true
