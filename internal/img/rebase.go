@@ -208,6 +208,7 @@ func (m *rebasing) plan(ctx context.Context, out chan<- comparePiece) error {
 		walks[1] = walkMap(ctx, m.after, 0, end)
 		defer walks[1].stop()
 	}
+	var held comparePiece // to which the next may be added: what lies side by side is stored side by side
 	for off := int64(0); off < size; {
 		e, err := walks[0].at(off)
 		if err != nil {
@@ -232,11 +233,17 @@ func (m *rebasing) plan(ctx context.Context, out chan<- comparePiece) error {
 			m.progress.Advance(p.n)
 			continue
 		}
-		if err := p.send(ctx, out); err != nil {
+		if held.n > 0 && held.off+held.n == p.off && p.off != m.oldEnd {
+			held.n += p.n
+			held.read = [2]bool{held.read[0] || p.read[0], held.read[1] || p.read[1]}
+			continue
+		}
+		if err := held.send(ctx, out); err != nil {
 			return err
 		}
+		held = p
 	}
-	return nil
+	return held.send(ctx, out)
 }
 
 // rebaseWorker does one piece after the other. It belongs to one goroutine.
