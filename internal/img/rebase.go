@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -72,8 +71,6 @@ func (r *RebaseRequest) rename(top *Image) error {
 		format = ""
 	}
 	h.SetBackingFormat(format)
-	// It comes first in images of other programs.
-	slices.SortStableFunc(h.Extensions, func(a, b qcow2.Extension) int { return rank(a) - rank(b) })
 	h.ClearUnknownAutoclear()
 	if len(r.Backing) > qcow2.MaxBackingName {
 		return Wordedf("Could not change the backing file to '%s': %s", r.Backing, syscall.EINVAL)
@@ -86,13 +83,6 @@ func (r *RebaseRequest) rename(top *Image) error {
 		return Wordedf("Could not change the backing file to '%s': %s", r.Backing, err)
 	}
 	return nil
-}
-
-func rank(e qcow2.Extension) int {
-	if e.Type == qcow2.ExtensionBackingFormat {
-		return 0
-	}
-	return 1
 }
 
 // writeHeader writes the first cluster anew.
