@@ -47,6 +47,12 @@ const (
 	FormatRaw Format = ""
 	// FormatQcow2 is QEMU's image format, versions 2 and 3.
 	FormatQcow2 Format = "qcow2"
+
+	// FormatVMDK, FormatVHDX, FormatVPC and FormatVDI are images of other houses, in one file each. They need ReadOnly.
+	FormatVMDK Format = "vmdk"
+	FormatVHDX Format = "vhdx"
+	FormatVPC  Format = "vpc"
+	FormatVDI  Format = "vdi"
 )
 
 // Options say how a disk is opened. The zero value, and a nil pointer, open it for reading and writing.

@@ -248,8 +248,12 @@ func (c *DiskConfig) validateFormat() error {
 	case "qcow2":
 		return c.validateQcow2()
 	case "", "raw", "probe":
+	case "vmdk", "vhdx", "vpc", "vdi":
+		if !c.ReadOnly {
+			return fmt.Errorf("format %s is only read: add readonly", c.Format)
+		}
 	default:
-		return fmt.Errorf("unknown format %q (want raw, qcow2 or probe)", c.Format)
+		return fmt.Errorf("unknown format %q (want raw, qcow2, vmdk, vhdx, vpc, vdi or probe)", c.Format)
 	}
 	switch {
 	case c.Backing != "":

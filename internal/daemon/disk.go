@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-blk/sluice/internal/block"
 	"github.com/sluice-blk/sluice/internal/export/vhostblk"
 	"github.com/sluice-blk/sluice/internal/graph"
+	"github.com/sluice-blk/sluice/internal/node/foreign"
 	"github.com/sluice-blk/sluice/internal/vhostuser"
 )
 
@@ -149,7 +150,7 @@ func (d *Disk) describe(log *slog.Logger) {
 // warn tells of bytes that the guest will see otherwise than the file has them.
 func (d *Disk) warn(log *slog.Logger) {
 	i := d.handle.Info()
-	if d.config.Path == "" || d.config.Format == graph.FormatQcow2 {
+	if _, isImage := d.handle.Node().(*foreign.Node); isImage || d.config.Path == "" || d.config.Format == graph.FormatQcow2 {
 		return
 	}
 	if d.config.Format == "" && d.config.Offset == 0 {

@@ -3,8 +3,10 @@
 package daemon
 
 import (
+	"bytes"
 	"errors"
 	"log/slog"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -132,7 +134,8 @@ func TestImageAsRawIsToldOf(t *testing.T) {
 
 func TestImageSettingsThatMakeNoSense(t *testing.T) {
 	for want, c := range map[string]DiskConfig{
-		"want raw, qcow2 or probe":   {Format: "qed"},
+		"vdi or probe":               {Format: "qed"},
+		"format vmdk is only read":   {Format: "vmdk"},
 		"backing is for":             {Backing: "off"},
 		"data-file is for":           {DataFile: "x"},
 		"snapshot is for":            {Snapshot: "x", ReadOnly: true},
@@ -147,5 +150,37 @@ func TestImageSettingsThatMakeNoSense(t *testing.T) {
 		if err := c.validateSource(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", c, err, want)
 		}
+	}
+}
+
+// Images that are only read are served to guests, compressed ones too, and nothing is said of the length of their files.
+func TestForeignImages(t *testing.T) {
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		t.Skip("needs qemu-img to make images (apt-get install qemu-utils)")
+	}
+	dir := t.TempDir()
+	raw := filepath.Join(dir, "raw")
+	if err := os.WriteFile(raw, bytes.Repeat([]byte("a disk "), 1<<19), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for format, options := range map[string]string{"vmdk": "subformat=streamOptimized", "vhdx": "subformat=dynamic", "vpc": "force_size=on", "vdi": "static=on"} {
+		t.Run(format, func(t *testing.T) {
+			path := filepath.Join(dir, format)
+			if out, err := exec.Command("qemu-img", "convert", "-f", "raw", "-O", format, "-o", options, raw, path).CombinedOutput(); err != nil {
+				t.Fatalf("qemu-img: %v: %s", err, out)
+			}
+			log := &lockedBuffer{}
+			start(t, Config{
+				Logger: slog.New(slog.NewTextHandler(log, nil)),
+				Disks:  []DiskConfig{{Path: path, Format: format, ReadOnly: true, Exports: []ExportConfig{{Socket: path + ".sock"}}}},
+			})
+			r, err := bench.Run(t.Context(), path+".sock", bench.Workload{RW: "randread", BS: 20480, IODepth: 16, Runtime: 100 * time.Millisecond})
+			if err != nil || r.Read.IOs == 0 {
+				t.Errorf("%d requests, %v", r.Read.IOs, err)
+			}
+			if strings.Contains(log.String(), "WARN") {
+				t.Errorf("warned:\n%s", log.String())
+			}
+		})
 	}
 }
