@@ -16,6 +16,8 @@ type commits struct {
 	next    *round // gathers those who share the commit that has not begun
 	done    uint64
 	flushes uint64
+
+	flushFailed bool
 }
 
 type round struct {
@@ -59,10 +61,13 @@ func (m *Image) commit() error {
 
 // relieve makes room in the caches where too much waits for a commit, and frees clusters where many could be reused.
 func (m *Image) relieve() error {
-	if !(m.l2.crowded() && !m.cachesAll()) && !m.blocks.crowded() && m.pending < m.maxPending() {
-		return nil
+	switch limit := m.maxPending(); {
+	case m.l2.crowded() && !m.cachesAll(), m.blocks.crowded(), m.unlinkedClusters >= limit:
+		return m.commit()
+	case m.pending >= limit:
+		m.reap()
 	}
-	return m.commit()
+	return nil
 }
 
 // cachesAll tells whether the cache has room for the L2 tables of the whole disk: no change has to leave it before the
@@ -112,6 +117,8 @@ type frozen struct {
 	l1Sect  []int
 	tabSect []int
 	gone    []run
+
+	goneClusters int64
 }
 
 // piece is bytes and where they go.
@@ -122,6 +129,9 @@ type piece struct {
 
 // commitOnce writes what is to be written, in the order of docs/QCOW2.md. counts says whether refcounts are among it.
 func (m *Image) commitOnce(counts bool) error {
+	if err := m.rewriteHidden(); err != nil {
+		return fmt.Errorf("commit the tables: %w", err)
+	}
 	f := m.freeze(counts)
 	err := m.writeOut(f)
 	m.thaw(f, err == nil)
@@ -131,9 +141,32 @@ func (m *Image) commitOnce(counts bool) error {
 	return nil
 }
 
+// rewriteHidden makes the next commit write whole the L2 tables that nothing on disk names yet, when a flush has failed: the file
+// may have forgotten what was written to them before, although it said nothing then and says nothing later.
+func (m *Image) rewriteHidden() error {
+	if !m.flushFailed {
+		return nil
+	}
+	m.flushFailed = false
+	for i := range m.l1.hidden {
+		first := int64(i) << m.g.L2Bits
+		for c := first; c < first+1<<m.g.L2Bits; c += 1 << m.sliceBits {
+			p, err := m.slice(c)
+			if err != nil {
+				m.flushFailed = true
+				return err
+			}
+			if p != nil && p.frozen == nil {
+				m.l2.soil(p)
+			}
+		}
+	}
+	return nil
+}
+
 func (m *Image) freeze(counts bool) *frozen {
-	f := &frozen{gone: m.unlinked}
-	m.unlinked = nil
+	f := &frozen{gone: m.unlinked, goneClusters: m.unlinkedClusters}
+	m.unlinked, m.unlinkedClusters = nil, 0
 	m.closePack()
 	if counts {
 		m.freezeRefcounts(f)
@@ -264,7 +297,6 @@ func (m *Image) writeBlocksOf(f *frozen) error {
 	return nil
 }
 
-// writeSlices writes slices, neighbours of one table together.
 func (m *Image) writeSlices(pages []*page) error {
 	for _, p := range pages {
 		table := m.l1.entries[m.l1Index(p.key<<m.sliceBits)].Offset()
@@ -309,4 +341,5 @@ func (m *Image) thaw(f *frozen, durable bool) {
 		m.l1.dirty.add(i * sectorEntries)
 	}
 	m.unlinked = append(f.gone, m.unlinked...)
+	m.unlinkedClusters += f.goneClusters
 }

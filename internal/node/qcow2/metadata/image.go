@@ -321,6 +321,7 @@ func (m *Image) write(what string, p []byte, off int64) error {
 func (m *Image) flush() error {
 	m.flushes++
 	if err := m.s.Flush(); err != nil {
+		m.flushFailed = true
 		return fmt.Errorf("flush the image: %w", err)
 	}
 	return nil

@@ -60,15 +60,28 @@ func (m *Image) readL1At(what string, off int64, n int) ([]qcow2.L1Entry, error)
 	if n > 0 && off >= m.fileEnd {
 		return nil, &qcow2.CorruptError{Offset: off, What: what[len("the "):] + " lies beyond the end of the file"}
 	}
-	b := make([]byte, n*8)
-	if err := m.read(what, b, off); err != nil {
-		return nil, err
-	}
 	entries := make([]qcow2.L1Entry, n)
-	for i := range entries {
-		entries[i] = qcow2.L1Entry(binary.BigEndian.Uint64(b[i*8:]))
+	err := m.readEntries(what, off, n, func(i int, e uint64) { entries[i] = qcow2.L1Entry(e) })
+	return entries, err
+}
+
+// readEntries reads a table of n entries piece by piece, as far as the file goes, and hands each to set. What lies behind
+// the end is zeros, for which no memory is touched.
+func (m *Image) readEntries(what string, off int64, n int, set func(i int, e uint64)) error {
+	const piece = 64 << 10
+	buf := make([]byte, min(piece, n*8))
+	for i := 0; i < n && off+int64(i)*8 < m.fileEnd; {
+		b := buf[:min(len(buf), (n-i)*8)]
+		if err := m.read(what, b, off+int64(i)*8); err != nil {
+			return err
+		}
+		for ; len(b) > 0; i, b = i+1, b[8:] {
+			if e := binary.BigEndian.Uint64(b); e != 0 {
+				set(i, e)
+			}
+		}
 	}
-	return entries, nil
+	return nil
 }
 
 func encodeL1(entries []qcow2.L1Entry) []byte {

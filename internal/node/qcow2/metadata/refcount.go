@@ -3,7 +3,6 @@
 package metadata
 
 import (
-	"encoding/binary"
 	"fmt"
 	"syscall"
 
@@ -39,16 +38,11 @@ func (m *Image) readRefcountTable() error {
 	if off >= m.fileEnd {
 		return &qcow2.CorruptError{Offset: off, What: "refcount table lies beyond the end of the file"}
 	}
-	b := make([]byte, n)
-	if err := m.read("the refcount table", b, off); err != nil {
-		return err
-	}
 	m.tableOffset = off
 	m.table = make([]qcow2.RefcountTableEntry, n/8)
-	for i := range m.table {
-		m.table[i] = qcow2.RefcountTableEntry(binary.BigEndian.Uint64(b[i*8:]))
-	}
-	return nil
+	return m.readEntries("the refcount table", off, len(m.table), func(i int, e uint64) {
+		m.table[i] = qcow2.RefcountTableEntry(e)
+	})
 }
 
 func (m *Image) perBlock() int64             { return m.g.RefcountBlockEntries() }

@@ -21,6 +21,8 @@ type releases struct {
 	pending   int64 // clusters in all three, and in the commit that runs
 	reaping   bool
 
+	unlinkedClusters int64
+
 	// Requests are counted in two generations. A change of generation begins when nobody is left of the one before the last, so that
 	// inside[old] == 0 means that all who entered before the change have left.
 	generation uint8
@@ -42,6 +44,7 @@ func (m *Image) Exit(t Ticket) { m.inside[t]-- }
 // letGo notes that a table in memory gave up one use of each of n clusters.
 func (m *Image) letGo(first, n int64) {
 	m.unlinked = appendRun(m.unlinked, run{first, n})
+	m.unlinkedClusters += n
 	m.pending += n
 }
 
