@@ -34,8 +34,8 @@ func newImage(t *testing.T, create ...string) *image {
 	if err := writeSources(dir); err != nil {
 		t.Fatal(err)
 	}
-	b, err := newBed(dir, &List{})
-	if err != nil {
+	b := newBed(dir, &List{})
+	if err := b.prepare(); err != nil {
 		t.Fatal(err)
 	}
 	i := &image{t, b}
@@ -71,7 +71,7 @@ func (i *image) clean() {
 
 func (i *image) load() *naive {
 	i.Helper()
-	file, err := os.ReadFile(i.path(imageName))
+	file, err := i.bed.load(imageName)
 	if err != nil {
 		i.Fatal(err)
 	}

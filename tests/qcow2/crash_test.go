@@ -26,7 +26,7 @@ type crash struct {
 
 	backing []byte
 
-	// judge looks at one state beyond what is looked at here. It may change the files.
+	// judge looks at one state beyond what is looked at here.
 	judge  func(files [2][]byte, n *naive) error
 	points int
 }
@@ -176,10 +176,10 @@ func (c *crash) look(now int, files [2][]byte) error {
 	if err := c.holds(now, n); err != nil {
 		return err
 	}
-	if c.judge != nil {
-		return c.judge(files, n)
+	if err := c.recovers(files, n); err != nil {
+		return err
 	}
-	return nil
+	return c.judge(files, n)
 }
 
 // sound wants leaks at worst: clusters that count more uses than they have. A flag may then say of such a cluster that it

@@ -85,7 +85,8 @@ func crashNode(b *bed, seed uint64, extras int) (points int, err error) {
 	if !ok {
 		return 0, nil
 	}
-	b = &bed{b.dir, l}
+	b.l = l
+	b.inMemory()
 	m := newModel(l)
 	if err := b.make(); err != nil {
 		return 0, err

@@ -3,12 +3,17 @@
 package qcow2
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"testing"
+
+	"github.com/sluice-blk/sluice/internal/block"
+	"github.com/sluice-blk/sluice/internal/node/qcow2/check"
+	"github.com/sluice-blk/sluice/internal/node/qcow2/metadata"
 )
 
 // damage changes a word or a few of an image's tables, as software with a fault would.
@@ -85,10 +90,7 @@ func damaged(t *testing.T, n int, judge func(b *bed, what []string) error) {
 	first := number(t, "SLUICE_SEED", 1)
 	for seed := first; seed < first+n; seed++ {
 		l := GenerateSmall(uint64(seed))
-		b, err := newBed(root, l)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := newBed(root, l)
 		rng := rand.New(rand.NewPCG(uint64(seed), 5))
 		if err := errors.Join(b.theirs(), b.damagedOften(rng, judge), b.remove()); err != nil {
 			t.Fatalf("seed %d: %v\n%s", seed, err, l)
@@ -150,4 +152,128 @@ func TestThePeerAgreesWithThePlainCheck(t *testing.T) {
 	if seen[0] == 0 || seen[2] == 0 || seen[3] == 0 {
 		t.Errorf("statuses seen: %v, want all three", seen)
 	}
+}
+
+// scramble overwrites a few bytes of the tables, of the header or of anything, with anything.
+func scramble(rng *rand.Rand, n *naive) {
+	spots := []int64{0, n.l1Offset, n.tableOffset, int64(n.word(n.tableOffset) & offsetMask), n.snapOffset}
+	for range 3 {
+		if at, ok := n.someEntry(rng); ok {
+			spots = append(spots, at)
+		}
+	}
+	for range 1 + rng.IntN(3) {
+		at := spots[rng.IntN(len(spots))]
+		if rng.IntN(2) == 0 {
+			at += rng.Int64N(128)
+		}
+		if at == 0 && rng.IntN(4) > 0 || at >= int64(len(n.file)) {
+			continue
+		}
+		switch rng.IntN(4) {
+		case 0:
+			n.file[at] ^= 1 << rng.IntN(8)
+		case 1:
+			n.file[at] = byte(rng.Uint32())
+		case 2:
+			binary.BigEndian.PutUint64(n.file[min(at, int64(len(n.file))-8):], rng.Uint64())
+		case 3:
+			binary.BigEndian.PutUint64(n.file[min(at, int64(len(n.file))-8):], uint64(rng.Int64N(64))<<n.clusterBits|uint64(rng.IntN(4))<<62)
+		}
+	}
+}
+
+// Whatever stands in an image, nothing panics and nothing goes on for ever: a request is done, or it fails with an errno.
+func TestScrambledImagesDoNoHarm(t *testing.T) {
+	root := room(t)
+	first := number(t, "SLUICE_SEED", 1)
+	for seed := first; seed < first+lists(t, 150); seed++ {
+		l := GenerateSmall(uint64(seed))
+		l.Image.By, l.Data = "ours", ""
+		if err := scrambledRun(newBed(root, l), uint64(seed)); err != nil {
+			t.Fatalf("seed %d: %v\n%s", seed, err, l)
+		}
+	}
+}
+
+func scrambledRun(b *bed, seed uint64) error {
+	l, ok := forTables(b.l)
+	if !ok {
+		return nil
+	}
+	b.l = l
+	b.inMemory()
+	m := newModel(l)
+	if err := b.make(); err != nil {
+		return err
+	}
+	d, err := newDisk(b, m, seed)
+	if err != nil {
+		return err
+	}
+	if err := d.all(l, m); err != nil {
+		return err
+	}
+	file, _ := d.inMemory()
+	for round := range 10 {
+		rng := rand.New(rand.NewPCG(seed, uint64(100+round)))
+		n, err := openNaive(append([]byte(nil), file.file...), nil, d.backing)
+		if err != nil {
+			return err
+		}
+		scramble(rng, n)
+		if err := useScrambled(n, rng, l); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+	}
+	return nil
+}
+
+// useScrambled checks, repairs and uses an image of which nothing is to be believed.
+func useScrambled(n *naive, rng *rand.Rand, l *List) error {
+	s := &scheduler{Rand: rng, log: new(log)}
+	const limit = 64 << 20 // of a file of less than a megabyte
+	before := append([]byte(nil), n.file...)
+	for _, repair := range []check.Repair{check.Nothing, check.Everything} {
+		f := &device{s: s, file: append([]byte(nil), before...), limit: limit}
+		if _, err := check.Run(f, &check.Options{Repair: repair}); err != nil && block.Errno(err) == 0 {
+			return fmt.Errorf("check: %w", err)
+		}
+		if repair == check.Nothing && !bytes.Equal(f.file, before) {
+			return errors.New("a check changed the image")
+		}
+		n.file = f.file
+	}
+	if rng.IntN(2) == 0 {
+		n.file = before
+	}
+	d := &disk{scheduler: s, file: &device{s: s, file: n.file, limit: limit}, backing: n.backing, packing: n.compression, o: metadata.Options{Waiter: s}}
+	if err := d.open(); err != nil {
+		if block.Errno(err) == 0 {
+			return fmt.Errorf("open: %w", err)
+		}
+		return nil
+	}
+	size := d.m.Size()
+	for _, ops := range batches(l.Ops) {
+		if o := ops[0]; o.ranged() && o.Off+o.Len > size || o.Kind == Compressed || o.Kind == Reopen {
+			continue
+		}
+		var fit []Op
+		for _, o := range ops {
+			if !o.ranged() || o.Off+o.Len <= size {
+				fit = append(fit, o)
+			}
+		}
+		if err := d.do(fit, nil); err != nil && block.Errno(err) == 0 && !errors.Is(err, errCorruptData) {
+			return err
+		}
+		if size = d.m.Size(); size > 1<<40 {
+			return nil
+		}
+	}
+	if err := d.m.Close(); err != nil && block.Errno(err) == 0 {
+		return fmt.Errorf("close: %w", err)
+	}
+	return nil
 }

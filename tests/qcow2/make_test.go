@@ -4,6 +4,7 @@ package qcow2
 
 import (
 	"errors"
+	"math/rand/v2"
 
 	"github.com/sluice-blk/sluice/internal/img"
 	"github.com/sluice-blk/sluice/internal/node/qcow2/create"
@@ -11,14 +12,27 @@ import (
 
 // make makes the image of the list, by whom the list says.
 func (b *bed) make() error {
-	if b.l.Image.By == "ours" {
+	if err := b.prepare(); err != nil {
+		return err
+	}
+	switch {
+	case b.memory != nil:
+		return b.makeInMemory()
+	case b.l.Image.By == "ours" && b.tool == "qemu-img":
 		return b.makeOurs()
 	}
-	return qemuImg(b.dir, b.createArgs()...)
+	return b.verb(b.createArgs()...)
 }
 
-func (b *bed) makeOurs() (err error) {
-	i := &b.l.Image
+// inMemory keeps the image in memory, if it is ours to make: most lists need no files and no processes.
+func (b *bed) inMemory() {
+	if b.l.Image.By == "ours" {
+		b.memory = map[string][]byte{}
+	}
+}
+
+func (l *List) options() create.Options {
+	i := &l.Image
 	o := create.Options{Size: i.Size, ClusterSize: i.Cluster, RefcountBits: i.Refcount, LazyRefcounts: i.Lazy, ExtendedL2: i.ExtL2}
 	if !i.v3() {
 		o.Version = 2
@@ -27,16 +41,38 @@ func (b *bed) makeOurs() (err error) {
 		o.CompressionType = 1
 	}
 	o.Preallocation = map[string]create.Preallocation{"metadata": create.Metadata, "falloc": create.Falloc, "full": create.Full}[i.Prealloc]
-	if len(b.l.Backing) > 0 {
-		o.BackingFile, o.BackingFormat = backingName(0), b.l.Backing[0].Format
+	if len(l.Backing) > 0 {
+		o.BackingFile, o.BackingFormat = backingName(0), l.Backing[0].Format
 	}
+	if l.Data != "" {
+		o.DataFile, o.DataFileRaw = dataName, l.Data == "raw"
+	}
+	return o
+}
+
+func (b *bed) makeInMemory() error {
+	s := &scheduler{Rand: rand.New(rand.NewPCG(1, 1)), log: new(log)}
+	file, data, o := &device{s: s}, &device{s: s, of: 1}, b.l.options()
+	if o.Preallocation == create.Falloc {
+		o.Preallocation = create.Full // memory has nothing to set aside
+	}
+	if b.l.Data != "" {
+		o.Data = data
+	}
+	_, err := create.Create(file, &o)
+	b.memory[imageName], b.memory[dataName] = file.file, data.file
+	return err
+}
+
+func (b *bed) makeOurs() (err error) {
+	o := b.l.options()
 	if b.l.Data != "" {
 		data, err := img.CreateStore(b.path(dataName), img.StoreOptions{})
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, data.Close()) }()
-		o.DataFile, o.DataFileRaw, o.Data = dataName, b.l.Data == "raw", data
+		o.Data = data
 	}
 	s, err := img.CreateStore(b.path(imageName), img.StoreOptions{})
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 )
 
 // sources is what writes take their bytes from: each has other bytes at every place, the first half of them compresses.
-var sources = makeSources()
+// TestMain makes them.
+var sources [][]byte
 
 const (
 	sourceCount = 16

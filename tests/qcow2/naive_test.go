@@ -228,11 +228,12 @@ type verdict struct {
 	copied []string // a flag that says otherwise than the refcount whether a cluster is used once
 	shared []string // a flag that says that a cluster is used once, which is used more often
 	leaks  []string // something is counted too high
+	ghosts []string // the same, behind the end of the file, where the peer does not look
 }
 
 func (v *verdict) String() string {
 	var b strings.Builder
-	for name, list := range map[string][]string{"error": v.errors, "copied": v.copied, "shared": v.shared, "leak": v.leaks} {
+	for name, list := range map[string][]string{"error": v.errors, "copied": v.copied, "shared": v.shared, "leak": v.leaks, "behind the end": v.ghosts} {
 		for _, x := range list[:min(len(list), 10)] {
 			fmt.Fprintf(&b, "%s: %s\n", name, x)
 		}
@@ -465,6 +466,8 @@ func (c *census) compare() {
 		switch {
 		case uses > count:
 			c.v.errors = append(c.v.errors, fmt.Sprintf("cluster %d has refcount %d, used %d times by %v", at, count, uses, c.names[at]))
+		case uses < count && at<<c.clusterBits >= int64(len(c.file)):
+			c.v.ghosts = append(c.v.ghosts, fmt.Sprintf("cluster %d has refcount %d", at, count))
 		case uses < count:
 			c.v.leaks = append(c.v.leaks, fmt.Sprintf("cluster %d has refcount %d, used %d times by %v", at, count, uses, c.names[at]))
 		}

@@ -15,8 +15,6 @@ import (
 	"github.com/sluice-blk/sluice/aio"
 	"github.com/sluice-blk/sluice/internal/block"
 	"github.com/sluice-blk/sluice/internal/graph"
-	"github.com/sluice-blk/sluice/internal/img"
-	"github.com/sluice-blk/sluice/internal/node/qcow2/metadata"
 )
 
 // machine drives an image through a guard on a loop, as an export does.
@@ -236,40 +234,17 @@ func (k *machine) all(l *List, m *model) error {
 	return k.stop()
 }
 
-// offline does to an image in a file what is done while no guest uses it.
-func (b *bed) offline(o Op, m *model) error {
-	switch o.Kind {
-	case Compressed:
+// offline does to an image in a file what is done while no guest uses it: with our tool, or with the peer's.
+func (b *bed) offline(o Op, rng *rand.Rand) error {
+	if o.Kind == Compressed {
 		line, _ := theirLine(&o)
 		return b.qemuIO(imageName, []string{line})
-	case Commit, Rebase:
-		return qemuImg(b.dir, b.verbArgs(&o)...)
 	}
-	s, err := unlocked(func() (*img.Store, error) { return img.OpenStore(b.path(imageName), img.StoreOptions{}) })
-	if err != nil {
-		return err
+	b.tool = "qemu-img"
+	if rng.IntN(4) > 0 {
+		b.tool = "../ours/qemu-img"
 	}
-	var mo metadata.Options // a single user waits for nobody
-	if b.l.Data != "" {
-		data, err := unlocked(func() (*img.Store, error) { return img.OpenStore(b.path(dataName), img.StoreOptions{}) })
-		if err != nil {
-			return errors.Join(err, s.Close())
-		}
-		mo.Data = data
-		defer func() { _ = data.Close() }()
-	}
-	d := &disk{o: mo, scheduler: &scheduler{Rand: rand.New(rand.NewPCG(1, 1)), log: new(log)}}
-	if m.backing != nil {
-		d.backing = m.backing.data
-	}
-	d.file = s
-	if mo.Data != nil {
-		d.data = mo.Data
-	}
-	if err = d.open(); err == nil {
-		err = errors.Join(d.alone(o), d.m.Close())
-	}
-	return errors.Join(err, s.Close())
+	return b.verb(b.verbArgs(&o)...)
 }
 
 // other is the peer, who does a part of a list.
@@ -278,7 +253,7 @@ type other struct {
 	b *bed
 }
 
-func (p *other) now() bool { return p.IntN(4) == 0 }
+func (p *other) now() bool { return p.IntN(8) == 0 }
 
 func (p *other) do(ops []Op) error {
 	var lines []string
@@ -305,7 +280,7 @@ func nodeAlone(b *bed, mixed bool) error {
 		return err
 	}
 	rng := rand.New(rand.NewPCG(b.l.Image.Seed, 6))
-	k.verb = func(o Op) error { return b.offline(o, m) }
+	k.verb = func(o Op) error { return b.offline(o, rng) }
 	if mixed {
 		k.other = &other{rng, b}
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"syscall"
 	"testing"
@@ -171,11 +170,12 @@ func dataOf(d *device) []byte {
 
 // madeOnce makes the image and gives the bytes of its files.
 func (b *bed) madeOnce() (file, data []byte, err error) {
+	b.inMemory()
 	if err := b.make(); err != nil {
 		return nil, nil, err
 	}
-	if file, err = os.ReadFile(b.path(imageName)); err == nil && b.l.Data != "" {
-		data, err = os.ReadFile(b.path(dataName))
+	if file, err = b.load(imageName); err == nil && b.l.Data != "" {
+		data, err = b.load(dataName)
 	}
 	return file, data, err
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 
 	"github.com/klauspost/compress/flate"
@@ -302,7 +301,7 @@ func (d *disk) checkedRequest(o Op, m *model) error {
 	t := d.m.Enter()
 	defer d.m.Exit(t)
 	got := make([]byte, o.Len)
-	if err := d.read(got, o.Off); err != nil {
+	if err := d.read(got, o.Off); err != nil || m == nil {
 		return err
 	}
 	return m.compare(o.Off, got)
@@ -411,7 +410,8 @@ func tablesRun(b *bed) error {
 	if !ok {
 		return nil
 	}
-	b = &bed{b.dir, l}
+	b.l = l
+	b.inMemory()
 	m := newModel(l)
 	if err := b.make(); err != nil {
 		return err
@@ -461,9 +461,9 @@ func (d *disk) inMemory() (file, data *device) {
 // save writes the files in memory to the bed.
 func (d *disk) save(b *bed) error {
 	file, data := d.inMemory()
-	err := os.WriteFile(b.path(imageName), file.file, 0o600)
+	err := b.store(imageName, file.file)
 	if data != nil {
-		err = errors.Join(err, os.WriteFile(b.path(dataName), data.file, 0o600))
+		err = errors.Join(err, b.store(dataName, data.file))
 	}
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -68,39 +69,74 @@ func writeSources(dir string) error {
 	return nil
 }
 
-// bed is a directory with the files of a list, beside the directory of the sources.
+// bed is where a list is done: a directory beside that of the sources, or memory.
 type bed struct {
-	dir string
-	l   *List
+	root, dir string
+	l         *List
+	tool      string            // what does verbs: qemu-img, or ours
+	memory    map[string][]byte // the image and its data file; nil where they are files
 }
 
-// newBed makes the directory and all files below the image.
-func newBed(root string, l *List) (*bed, error) {
-	dir, err := os.MkdirTemp(root, "list-")
-	if err != nil {
-		return nil, err
+// newBed describes a bed. Nothing is made yet.
+func newBed(root string, l *List) *bed { return &bed{root: root, l: l, tool: "qemu-img"} }
+
+// verb runs the tool in the bed.
+func (b *bed) verb(args ...string) error {
+	_, err := command(b.dir, b.tool, args...)
+	return err
+}
+
+// prepare makes the directory and all files below the image.
+func (b *bed) prepare() (err error) {
+	if b.dir != "" || b.memory != nil {
+		return nil
 	}
-	b := &bed{dir, l}
+	if b.dir, err = os.MkdirTemp(b.root, "list-"); err != nil {
+		return err
+	}
+	l := b.l
 	for k := len(l.Backing) - 1; k >= 0; k-- {
 		below := Base{}
 		if k+1 < len(l.Backing) {
 			below = l.Backing[k+1]
 		}
 		if err := b.base(backingName(k), l.Backing[k], backingName(k+1), below.Format); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	for k, o := range l.Others {
 		if err := b.base(otherName(k), o, "", ""); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return b, nil
+	return nil
+}
+
+// load gives the bytes of the image or its data file.
+func (b *bed) load(name string) ([]byte, error) {
+	if b.memory != nil {
+		return slices.Clone(b.memory[name]), nil
+	}
+	return os.ReadFile(b.path(name))
+}
+
+// store puts them there.
+func (b *bed) store(name string, file []byte) error {
+	if b.memory != nil {
+		b.memory[name] = file
+		return nil
+	}
+	return os.WriteFile(b.path(name), file, 0o600)
 }
 
 func (b *bed) path(name string) string { return filepath.Join(b.dir, name) }
 
-func (b *bed) remove() error { return os.RemoveAll(b.dir) }
+func (b *bed) remove() error {
+	if b.dir == "" {
+		return nil
+	}
+	return os.RemoveAll(b.dir)
+}
 
 // base makes a file that stands below, or might.
 func (b *bed) base(name string, o Base, below, belowFormat string) error {
@@ -113,13 +149,13 @@ func (b *bed) base(name string, o Base, below, belowFormat string) error {
 		if err := writeSparse(b.path(raw), c.data); err != nil || o.Format == "raw" {
 			return err
 		}
-		return qemuImg(b.dir, "convert", "-q", "-c", "-f", "raw", "-O", "qcow2", "-o", fmt.Sprintf("cluster_size=%d", o.Cluster), raw, name)
+		return b.verb("convert", "-q", "-c", "-f", "raw", "-O", "qcow2", "-o", fmt.Sprintf("cluster_size=%d", o.Cluster), raw, name)
 	}
 	args := []string{"create", "-q", "-f", "qcow2", "-o", fmt.Sprintf("cluster_size=%d", o.Cluster)}
 	if belowFormat != "" {
 		args = append(args, "-b", below, "-F", belowFormat)
 	}
-	if err := qemuImg(b.dir, append(args, name, fmt.Sprint(o.Size))...); err != nil {
+	if err := b.verb(append(args, name, fmt.Sprint(o.Size))...); err != nil {
 		return err
 	}
 	var lines []string
@@ -216,6 +252,8 @@ func (b *bed) verbArgs(o *Op) []string {
 	switch o.Kind {
 	case Snapshot:
 		return []string{"snapshot", "-q", map[string]string{"create": "-c", "apply": "-a", "delete": "-d"}[o.Verb], o.Name, imageName}
+	case Resize:
+		return []string{"resize", "-q", "--shrink", "-f", "qcow2", imageName, fmt.Sprint(o.Len)}
 	case Commit:
 		return []string{"commit", "-q", "-f", "qcow2", imageName}
 	case Rebase:
@@ -237,6 +275,7 @@ func (b *bed) theirs() error {
 		// Their compressed writes go on filling a cluster that was given away meanwhile: only a new process forgets it.
 		anew := k > 0 && o.Kind == Compressed && b.l.Ops[k-1].Kind != Compressed
 		line, ok := theirLine(&o)
+		ok = ok && (o.Kind != Resize || b.tool == "qemu-img")
 		if ok && !anew {
 			lines = append(lines, line)
 			continue
@@ -252,7 +291,7 @@ func (b *bed) theirs() error {
 		if o.Kind == Reopen {
 			continue
 		}
-		if err := qemuImg(b.dir, b.verbArgs(&o)...); err != nil {
+		if err := b.verb(b.verbArgs(&o)...); err != nil {
 			return err
 		}
 	}
@@ -289,13 +328,13 @@ func (b *bed) holds(name, format string, want *content) error {
 
 // naive reads the image as it is now, with the content below it as the model has it.
 func (b *bed) naive(m *model) (*naive, error) {
-	file, err := os.ReadFile(b.path(imageName))
+	file, err := b.load(imageName)
 	if err != nil {
 		return nil, err
 	}
 	var data, below []byte
 	if b.l.Data != "" {
-		if data, err = os.ReadFile(b.path(dataName)); err != nil {
+		if data, err = b.load(dataName); err != nil {
 			return nil, err
 		}
 	}
@@ -311,7 +350,7 @@ func (b *bed) judgeNaively(m *model) error {
 	if err != nil {
 		return err
 	}
-	if v := n.check(); len(v.errors)+len(v.copied)+len(v.leaks) > 0 {
+	if v := n.check(); len(v.errors)+len(v.copied)+len(v.leaks)+len(v.ghosts) > 0 {
 		return fmt.Errorf("not consistent:\n%s", &v)
 	}
 	if n.size != int64(len(m.data)) || len(n.snapshots) != len(m.snapshots) {
@@ -339,7 +378,7 @@ func (b *bed) judgeNaively(m *model) error {
 
 // judge compares all that is there with the model, by the peer's tools alone: content, files below, snapshots, check.
 func (b *bed) judge(m *model) error {
-	if err := b.judgeNaively(m); err != nil {
+	if err := b.judgeNaively(m); err != nil || b.memory != nil {
 		return err
 	}
 	if err := b.check(imageName); err != nil {
@@ -352,7 +391,7 @@ func (b *bed) judge(m *model) error {
 		return err
 	}
 	for name, want := range m.snapshots {
-		if err := qemuImg(b.dir, "snapshot", "-q", "-a", name, imageName); err != nil {
+		if err := b.verb("snapshot", "-q", "-a", name, imageName); err != nil {
 			return err
 		}
 		if err := b.holds(imageName, "qcow2", &want); err != nil {
