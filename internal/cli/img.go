@@ -57,6 +57,7 @@ type imgCall struct {
 	Streams
 	tool string // what messages begin with
 	ctx  context.Context
+	stop context.CancelFunc // of what untilSignal began
 }
 
 // MainOf runs the command line that a process was started with: argv with the program's name. Called through a link named
@@ -68,13 +69,19 @@ func MainOf(argv []string, s Streams) int {
 	return Main(argv[min(1, len(argv)):], s)
 }
 
-// runImg runs the tool with the arguments after its name. SIGINT and SIGTERM end what can be ended in the middle.
+// runImg runs the tool with the arguments after its name.
 func runImg(tool string, args []string, s Streams) int {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	c := &imgCall{Streams: s, tool: tool, ctx: ctx}
+	c := &imgCall{Streams: s, tool: tool, ctx: context.Background(), stop: func() {}}
+	defer func() { c.stop() }()
 	return c.dispatch(args)
+}
+
+// untilSignal is the context of a verb that ends in good order when SIGINT or SIGTERM come; a second one ends the
+// process. Verbs that do not ask for it are ended by the first: what they leave behind is whole at any time.
+func (c *imgCall) untilSignal() context.Context {
+	c.ctx, c.stop = signal.NotifyContext(c.ctx, syscall.SIGINT, syscall.SIGTERM)
+	context.AfterFunc(c.ctx, c.stop)
+	return c.ctx
 }
 
 // newImg puts the tool among the verbs of sluice. Its flags are qemu-img's, which cobra does not know to read.

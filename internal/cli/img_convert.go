@@ -205,7 +205,7 @@ const imgLoops = 2
 // loops prepares the process for a verb that runs loops, and gives the context for it.
 func (c *imgCall) loops() context.Context {
 	daemon.TuneRuntime(imgLoops)
-	return c.ctx
+	return c.untilSignal()
 }
 
 // progress tells on the output how far a verb has got, or else tells on SIGUSR1, until the process ends.

@@ -37,7 +37,7 @@ func runImgMap(c *imgCall, args []string) int {
 	r.Source = o.source(rest[0], true)
 	// The heading comes when the image has been opened.
 	var w *img.MapWriter
-	err := img.Map(c.ctx, &r, func(e img.MapEntry) (err error) {
+	err := img.Map(c.untilSignal(), &r, func(e img.MapEntry) (err error) {
 		if w == nil {
 			if w, err = img.NewMapWriter(c.Out, json); err != nil {
 				return err

@@ -57,7 +57,7 @@ func (c *imgCall) measured(r *img.MeasureRequest, json bool) int {
 		}
 	}
 	var options *img.OptionsError
-	m, err := img.Measure(c.ctx, r)
+	m, err := img.Measure(c.untilSignal(), r)
 	switch {
 	case errors.As(err, &options):
 		c.errorf("%v", err)
