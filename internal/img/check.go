@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"syscall"
 
 	"github.com/sluice-blk/sluice/internal/format/qcow2"
 	"github.com/sluice-blk/sluice/internal/node/qcow2/check"
@@ -83,7 +84,10 @@ func (i *Image) recognised() error {
 
 func (r *CheckRequest) run(i *Image, repair check.Repair) (*check.Result, error) {
 	found, err := check.Run(i.Store, &check.Options{Repair: repair, Report: func(f check.Finding) { r.Report(f.Text) }})
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.EFBIG): // the header asks for more than the format has
+		return nil, Wordedf("Could not open '%s': Image is too big", r.Name)
+	case err != nil:
 		return nil, Wordedf("Check failed: %s", err)
 	}
 	return found, nil
