@@ -26,6 +26,7 @@ type cache struct {
 	buckets []*page
 	hand    int
 	dirty   int
+	soiled  []*page  // has every dirty page, and some that are not any more
 	spare   [][]byte // memory of pages
 
 	hits, misses uint64
@@ -114,7 +115,8 @@ func (c *cache) drop(p *page) {
 // reset forgets all pages. None is pinned, loading or frozen.
 func (c *cache) reset() {
 	clear(c.buckets)
-	c.pages, c.dirty, c.hand = c.pages[:0], 0, 0
+	clear(c.pages)
+	c.pages, c.soiled, c.dirty, c.hand = c.pages[:0], nil, 0, 0
 }
 
 func (c *cache) clean(p *page) {
@@ -137,14 +139,22 @@ func (c *cache) soil(p *page) {
 	if !p.dirty {
 		p.dirty = true
 		c.dirty++
+		c.soiled = append(c.soiled, p)
 	}
 	p.used = true
 }
 
-// freeze hands a dirty page to a commit.
-func (c *cache) freeze(p *page) {
-	p.frozen = p.buf
-	c.clean(p)
+// freeze hands all dirty pages to a commit.
+func (c *cache) freeze(to func(p *page)) {
+	for _, p := range c.soiled {
+		if p.dirty {
+			p.frozen = p.buf
+			c.clean(p)
+			to(p)
+		}
+	}
+	clear(c.soiled)
+	c.soiled = c.soiled[:0]
 }
 
 // thaw takes it back; a commit that failed leaves it dirty.

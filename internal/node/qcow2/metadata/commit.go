@@ -171,17 +171,13 @@ func (m *Image) freeze(counts bool) *frozen {
 	if counts {
 		m.freezeRefcounts(f)
 	}
-	for _, p := range m.l2.pages {
-		if !p.dirty {
-			continue
-		}
-		m.l2.freeze(p)
+	m.l2.freeze(func(p *page) {
 		if m.l1.hidden[m.l1Index(p.key<<m.sliceBits)] {
 			f.hidden = append(f.hidden, p)
 		} else {
 			f.slices = append(f.slices, p)
 		}
-	}
+	})
 	m.freezeL1(f)
 	sortPages(f.blocks)
 	sortPages(f.hidden)
@@ -202,12 +198,7 @@ func (m *Image) closePack() {
 }
 
 func (m *Image) freezeRefcounts(f *frozen) {
-	for _, p := range m.blocks.pages {
-		if p.dirty && !p.loading {
-			m.blocks.freeze(p)
-			f.blocks = append(f.blocks, p)
-		}
-	}
+	m.blocks.freeze(func(p *page) { f.blocks = append(f.blocks, p) })
 	f.moved, f.offset, f.size = m.moved, m.h.RefcountTableOffset, m.h.RefcountTableClusters
 	f.tabSect = m.tableDirty.take()
 	if m.moved {
