@@ -12,7 +12,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -36,7 +39,7 @@ func places(t *testing.T) map[string]string {
 }
 
 // serve starts a daemon with one disk and answers its socket.
-func serve(t *testing.T, loop daemon.LoopConfig, disk daemon.DiskConfig) string {
+func serve(t *testing.T, loop daemon.LoopConfig, disk daemon.DiskConfig, options ...string) string {
 	t.Helper()
 	f, err := os.CreateTemp(filepath.Dir(disk.Path), "image-")
 	if err != nil {
@@ -46,6 +49,9 @@ func serve(t *testing.T, loop daemon.LoopConfig, disk daemon.DiskConfig) string 
 		t.Fatal(err)
 	}
 	disk.Path = f.Name()
+	if disk.Format == "qcow2" {
+		image(t, disk.Path, "create", "-q", "-f", "qcow2", "-o", strings.Join(options, ","), disk.Path, strconv.Itoa(imageBytes))
+	}
 	socket := filepath.Join(t.TempDir(), "s")
 	disk.Exports = []daemon.ExportConfig{{Socket: socket}}
 	d, err := daemon.New(daemon.Config{Loops: []daemon.LoopConfig{loop}, Disks: []daemon.DiskConfig{disk}})
@@ -56,11 +62,25 @@ func serve(t *testing.T, loop daemon.LoopConfig, disk daemon.DiskConfig) string 
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(d.Stop(context.Background()), os.Remove(disk.Path)); err != nil {
+		if err := d.Stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if disk.Format == "qcow2" {
+			image(t, disk.Path, "check", "-q", "-f", "qcow2", disk.Path)
+		}
+		if err := os.Remove(disk.Path); err != nil {
 			t.Error(err)
 		}
 	})
 	return socket
+}
+
+// image runs qemu-img, which must do it.
+func image(t *testing.T, path string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command("qemu-img", args...).CombinedOutput(); err != nil {
+		t.Errorf("qemu-img %v of %s: %v\n%s", args[:1], path, err, out)
+	}
 }
 
 func verify(t *testing.T, socket string, w bench.Workload) {
@@ -112,6 +132,23 @@ func TestCacheModesAndBlockSizes(t *testing.T) {
 				socket := serve(t, daemon.LoopConfig{}, daemon.DiskConfig{Path: dir + "/x", Cache: cache})
 				for _, bs := range []int{512, 1536, 4096, 128 << 10} {
 					verify(t, socket, bench.Workload{IODepth: 16, BS: bs})
+				}
+			})
+		}
+	}
+}
+
+// All queues of an image are on one loop, whatever their number: its tables are shared by all of them.
+func TestImages(t *testing.T) {
+	for place, dir := range places(t) {
+		for _, options := range []string{"cluster_size=64k", "cluster_size=4k,lazy_refcounts=on", "extended_l2=on", "cluster_size=64k,preallocation=metadata"} {
+			t.Run(place+"/"+options, func(t *testing.T) {
+				disk := daemon.DiskConfig{Path: dir + "/x", Format: "qcow2", Queues: 4, L2CacheSize: 64 << 10}
+				socket := serve(t, daemon.LoopConfig{}, disk, options)
+				for _, bs := range []int{512, 6144, 128 << 10} {
+					for _, queues := range []int{1, 4} {
+						verify(t, socket, bench.Workload{IODepth: 32, NumJobs: queues, BS: bs})
+					}
 				}
 			})
 		}
