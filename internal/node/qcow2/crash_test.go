@@ -83,9 +83,7 @@ func (v *verifier) touched(calls []*blocktest.Call) {
 		for _, b := range c.Bufs {
 			n += int64(len(b))
 		}
-		for i := c.Offset; i < c.Offset+n; i++ {
-			v.known[i] = false
-		}
+		v.know(c.Offset, n, false)
 	}
 }
 

@@ -109,9 +109,7 @@ func (v *verifier) runFailing(depth int) {
 			v.t.Fatal(err)
 		}
 		if c.Op == block.OpWrite || c.Op == block.OpWriteZeroes || c.Op == block.OpDiscard {
-			for i := c.Offset; i < c.Offset+n; i++ {
-				v.known[i] = false
-			}
+			v.know(c.Offset, n, false)
 		}
 	}
 }

@@ -25,17 +25,17 @@ type verifier struct {
 	d     *blocktest.Disk
 	rng   *rand.Rand
 	want  []byte
-	known []bool
+	known []bool // of each sector
 	unit  int64
 	round byte
 	last  []*blocktest.Call // of the last round
 }
 
 func newVerifier(t *testing.T, d *blocktest.Disk, size int64, seed uint64) *verifier {
-	return &verifier{t: t, d: d, rng: rand.New(rand.NewPCG(seed, 7)), want: make([]byte, size), known: bytesTrue(size), unit: 512}
+	return &verifier{t: t, d: d, rng: rand.New(rand.NewPCG(seed, 7)), want: make([]byte, size), known: allTrue(size / 512), unit: 512}
 }
 
-func bytesTrue(n int64) []bool {
+func allTrue(n int64) []bool {
 	b := make([]bool, n)
 	for i := range b {
 		b[i] = true
@@ -110,26 +110,27 @@ func (v *verifier) settle(c *blocktest.Call) {
 	at := c.Offset
 	switch c.Op {
 	case block.OpDiscard:
-		for i := at; i < at+c.Length; i++ {
-			v.known[i] = false
-		}
+		v.know(at, c.Length, false)
 	case block.OpWriteZeroes:
 		clear(v.want[at : at+c.Length])
-		for i := at; i < at+c.Length; i++ {
-			v.known[i] = true
-		}
+		v.know(at, c.Length, true)
 	case block.OpWrite, block.OpRead:
 		for _, b := range c.Bufs {
 			if c.Op == block.OpWrite {
 				copy(v.want[at:], b)
-				for i := range b {
-					v.known[at+int64(i)] = true
-				}
+				v.know(at, int64(len(b)), true)
 			} else {
 				v.compare(at, b)
 			}
 			at += int64(len(b))
 		}
+	}
+}
+
+// know notes that it is known what whole sectors hold, or that it is not.
+func (v *verifier) know(at, n int64, is bool) {
+	for i := at / 512; i < (at+n)/512; i++ {
+		v.known[i] = is
 	}
 }
 
@@ -139,7 +140,7 @@ func (v *verifier) compare(at int64, got []byte) {
 		return
 	}
 	for i := range got {
-		if p := at + int64(i); v.known[p] && got[i] != v.want[p] {
+		if p := at + int64(i); v.known[p/512] && got[i] != v.want[p] {
 			v.t.Fatalf("byte at %#x is %#x, want %#x", p, got[i], v.want[p])
 		}
 	}
