@@ -53,6 +53,9 @@ func (c *cursor) next(n int) []byte {
 func (c *cursor) fill(src []byte) error {
 	for len(src) > 0 {
 		b := c.next(len(src))
+		if len(b) == 0 {
+			return block.ErrMalformed // there is less memory than the request says
+		}
 		if err := sys.CopyGuarded(b, src); err != nil {
 			return err
 		}
@@ -61,11 +64,14 @@ func (c *cursor) fill(src []byte) error {
 	return nil
 }
 
-// zero makes the next n bytes of the memory zero, and moves on.
+// zero makes the next n bytes of the memory zero, as far as there are any, and moves on.
 func (c *cursor) zero(n int64) error {
 	return sys.Guarded(func() {
 		for n > 0 {
 			b := c.next(int(n))
+			if len(b) == 0 {
+				return
+			}
 			clear(b)
 			n -= int64(len(b))
 		}
