@@ -68,7 +68,8 @@ type Options struct {
 	NoDiscard bool
 	// Waiter is needed where more than one coroutine uses the image; nil is a single user, which never has to wait.
 	Waiter Waiter
-	// Data is the external data file of an image that has one. Discarded ranges are given back in it; nil leaves them.
+	// Data is the external data file of an image that has one, needed for writing: it is flushed before what leads to it is
+	// written, and ranges that are discarded, or zeroed so that their space may go, are discarded in it.
 	Data Store
 	// KeepDirty opens an image with the dirty bit without rebuilding its refcounts, and KeepCorrupt one with the corrupt
 	// bit for writing: for tools that are about to repair it.

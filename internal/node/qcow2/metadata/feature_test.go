@@ -630,6 +630,12 @@ func TestExternalDataFile(t *testing.T) {
 		}
 	}
 	g.verify(t)
+	g.mustWrite(t, 0, 65536)
+	must(t, g.discard(4096, 8192))
+	if p := data.data[4096 : 4096+8192]; len(bytes.Trim(p, "\xdb")) > 0 {
+		t.Error("discarded range was not discarded in the data file")
+	}
+	g.verify(t)
 	for off := int64(0); off < m.Size(); {
 		x, err := m.Map(off, m.Size()-off)
 		must(t, err)

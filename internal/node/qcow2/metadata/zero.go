@@ -103,8 +103,32 @@ func (m *Image) zeroPart(off, end int64, keep bool) (int64, error) {
 		if held {
 			last = at - 1
 		}
-		return m.zeroClusters(p, off, min(end, (last+1)<<m.g.ClusterBits), keep)
+		end = min(end, (last+1)<<m.g.ClusterBits)
+		if m.g.DataFile && !keep {
+			return m.zeroDataFile(p, off, end)
+		}
+		return m.zeroClusters(p, off, end, keep)
 	}
+}
+
+// zeroDataFile is zeroClusters where guest data lie in an external file, and gives their space back there: at once, since
+// each cluster has its place and nobody else will get it, but when nothing durable leads there any more. Nobody writes to
+// the clusters meanwhile.
+func (m *Image) zeroDataFile(p *page, off, end int64) (int64, error) {
+	a := Allocation{first: off >> m.g.ClusterBits, last: (end - 1) >> m.g.ClusterBits, slice: p}
+	stored := false
+	for c := a.first; c <= a.last; c++ {
+		k := m.g.Kind(m.g.Entry(p.buf, m.sliceIndex(c)))
+		stored = stored || k == Data || k == qcow2.Mixed
+	}
+	p.pins++
+	m.list(&a)
+	defer m.end(&a)
+	n, err := m.zeroClusters(p, off, end, false)
+	if err == nil && n > 0 && stored && !m.o.NoDiscard && m.commit() == nil {
+		_ = m.o.Data.Discard(off, n) // a file that cannot give space back keeps it
+	}
+	return n, err
 }
 
 // zeroClusters changes the entries of a slice. Nobody holds the clusters.
