@@ -83,7 +83,7 @@ mkdir -p "$work/bin" "$work/test" "$work/sock"
 
 # Debian's emulator has no accelerator for tests; without one that runs, tests that only look at its devices fail.
 cat >"$work/bin/qemu" <<'END'
-#!/bin/sh
+#!/bin/bash
 last=
 for word; do
 	shift
@@ -91,7 +91,7 @@ for word; do
 	last=$word
 	set -- "$@" "$word"
 done
-exec qemu-system-x86_64 "$@"
+exec -a "$0" qemu-system-x86_64 "$@"
 END
 chmod +x "$work/bin/qemu"
 

@@ -301,6 +301,22 @@ func TestLargeRefcountTable(t *testing.T) {
 	}
 }
 
+// An image whose header names no refcount table, with a place for one or without, gets a new one.
+func TestNoRefcountTable(t *testing.T) {
+	for _, at := range []int64{0, 4096} {
+		s, h := image(t, create.Options{ClusterSize: 4096})
+		h.RefcountTableOffset, h.RefcountTableClusters = at, 0
+		field := h.RefcountTableField()
+		_ = s.Write(field[:], qcow2.OffsetRefcountTable)
+		if r, said := mustRun(t, s, Everything); r.CorruptionsFixed == 0 || r.Corruptions != 0 {
+			t.Errorf("table at %#x: %+v\n%s", at, r, said)
+		}
+		if r, said := mustRun(t, s, Nothing); !r.Clean() {
+			t.Errorf("table at %#x, after the repair: %+v\n%s", at, r, said)
+		}
+	}
+}
+
 // A failed read of one table is counted, and nothing is repaired by what could not be seen.
 func TestTableThatCannotBeRead(t *testing.T) {
 	s, h := image(t, create.Options{ClusterSize: 512})

@@ -106,7 +106,7 @@ func (c *checker) open() error {
 func (c *checker) validate() error {
 	h := *c.h
 	if h.RefcountTableClusters == 0 {
-		h.RefcountTableClusters = 1
+		h.RefcountTableClusters, h.RefcountTableOffset = 1, c.g.ClusterSize // wherever: none is read
 	}
 	if c.fix&Errors != 0 {
 		h.Snapshots = min(h.Snapshots, qcow2.MaxSnapshots)
