@@ -62,6 +62,7 @@ func OpenDisk(ctx context.Context, l *aio.Loop, src Source, o DiskOptions) (*Dis
 		return nil, err
 	}
 	path, format := i.Name, i.Format
+	src.Store.NoLock = i.NoLock
 	o.dataFile = i.DataFile
 	if i.ProbedRaw() && !src.Store.ReadOnly && o.Warnings != nil {
 		io.WriteString(o.Warnings, RawWarning(src.Name))

@@ -34,6 +34,7 @@ type Image struct {
 	Probed bool // nobody named the format
 	// DataFile is in place of the external data file that the image names.
 	DataFile string
+	NoLock   bool // it is not locked
 }
 
 // OpenImage opens the file of an image and finds out its format. It does not look into the image further, and opens no
@@ -60,11 +61,13 @@ func openImage(src Source) (*Image, error) {
 	case at.Format != "" && !KnownFormat(at.Format):
 		return nil, Wordedf("Unknown driver '%s'", at.Format)
 	}
-	s, err := OpenStore(at.Path, src.Store)
+	o := src.Store
+	o.NoLock = o.NoLock || at.NoLock
+	s, err := OpenStore(at.Path, o)
 	if err != nil {
 		return nil, err
 	}
-	i := &Image{Store: s, Name: at.Path, Format: at.Format, DataFile: at.DataFile}
+	i := &Image{Store: s, Name: at.Path, Format: at.Format, DataFile: at.DataFile, NoLock: o.NoLock}
 	if i.Format == "" {
 		i.Probed = true
 		if i.Format, err = Probe(s); err != nil {

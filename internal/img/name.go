@@ -18,6 +18,8 @@ type Location struct {
 	Format string // "" when the name does not say
 	// DataFile is in place of the external data file that the image names, "" when the name does not say.
 	DataFile string
+	// NoLock tells that the image is not to be locked, although somebody else may have.
+	NoLock bool
 }
 
 // ParseName takes the name of an image apart: a path, file:PATH, or json: with the properties of a block device.
@@ -165,6 +167,7 @@ func locateFile(p map[string]string, format string) (Location, error) {
 
 // leftOver is at, unless there are properties that would change something and are not known.
 func leftOver(at Location, p map[string]string, driver string) (Location, error) {
+	at.NoLock = p["locking"] == "off" || p["file.locking"] == "off"
 	for key := range p {
 		if !slices.Contains(indifferent, strings.TrimPrefix(strings.TrimPrefix(key, "data-"), "file.")) {
 			return Location{}, Wordedf("Block driver '%s' does not support the option '%s'", driver, key)

@@ -22,7 +22,7 @@ func TestParseName(t *testing.T) {
 		{`json:{"driver":"raw","file":{"driver":"file","filename":"base.raw"}}`, Location{Path: "base.raw", Format: "raw"}, ""},
 		{`json: { "file" : { "filename" : "base.raw" , "driver":"file" }, "driver" : "raw" } `, Location{Path: "base.raw", Format: "raw"}, ""},
 		{`json:{"driver":"qcow2","file.filename":"base.q","file.driver":"file"}`, Location{Path: "base.q", Format: "qcow2"}, ""},
-		{`json:{"driver":"qcow2","file":{"filename":"base.q"},"read-only":true,"file.locking":"off"}`, Location{Path: "base.q", Format: "qcow2"}, ""},
+		{`json:{"driver":"qcow2","file":{"filename":"base.q"},"read-only":true,"file.locking":"off"}`, Location{Path: "base.q", Format: "qcow2", NoLock: true}, ""},
 		{`json:{"driver":"file","filename":"x"}`, Location{Path: "x", Format: "raw"}, ""},
 		{`json:{'driver':'raw',"file":{'driver':'file','filename':'a"b\'c.raw'}}`, Location{Path: `a"b'c.raw`, Format: "raw"}, ""},
 		{`json:{"driver":"raw","file.filename":"it's"}`, Location{Path: "it's", Format: "raw"}, ""},
