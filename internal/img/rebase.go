@@ -223,7 +223,7 @@ func (m *rebasing) plan(ctx context.Context, out chan<- comparePiece) error {
 			m.progress.Advance(p.n)
 			continue
 		}
-		if held.n > 0 && held.off+held.n == p.off && p.off != m.oldEnd {
+		if held.n > 0 && held.off+held.n == p.off && p.off != m.oldEnd && p.off != end { // what is read has to be there
 			held.n += p.n
 			held.read = [2]bool{held.read[0] || p.read[0], held.read[1] || p.read[1]}
 			continue
