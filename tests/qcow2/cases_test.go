@@ -726,7 +726,7 @@ func TestManyWritersOfOneCluster(t *testing.T) {
 					at := int64(round)*131072 + (s*37%128)*512 + s%2*65536
 					ops = append(ops, Op{Kind: Write, Off: at, Len: 512, Source: int(s) % sourceCount})
 				}
-				ops = batches(with(ops))[0]
+				ops = (&List{Ops: with(ops)}).batches()[0]
 				i.must(k.batch(ops, m))
 				for _, o := range ops {
 					m.apply(&o)

@@ -20,6 +20,7 @@ func (k *machine) inMemory(b *bed, m *model, seed uint64) (file, data *ram, belo
 		return nil, nil, nil, err
 	}
 	rng := rand.New(rand.NewPCG(seed, 8))
+	k.log.lenient = b.l.Image.Overlap
 	align := 1
 	if rng.IntN(2) == 0 {
 		align = 512

@@ -255,7 +255,7 @@ func useScrambled(n *naive, rng *rand.Rand, l *List) error {
 		return nil
 	}
 	size := d.m.Size()
-	for _, ops := range batches(l.Ops) {
+	for _, ops := range l.batches() {
 		if o := ops[0]; o.ranged() && o.Off+o.Len > size || o.Kind == Compressed || o.Kind == Reopen {
 			continue
 		}

@@ -116,8 +116,8 @@ func firstLine(err error) string {
 // theirRun runs a list with the peer's tools alone.
 func theirRun(b *bed) error {
 	m := newModel(b.l)
-	for _, o := range b.l.Ops {
-		m.apply(&o)
+	for _, ops := range b.l.batches() {
+		m.together(ops)
 	}
 	if err := b.theirs(); err != nil {
 		return err

@@ -65,6 +65,7 @@ func (g *generator) options() {
 		i.Lazy = g.chance(20)
 		i.Compression = pick(g, "", "", "zstd")
 	}
+	i.Overlap = g.chance(20) && !g.small // those who look closely want to know what is where
 	switch {
 	case g.chance(45):
 		g.chain()
@@ -136,7 +137,7 @@ func (g *generator) op() {
 		g.resize()
 	case k < 94:
 		g.add(Op{Kind: Reopen})
-	case k < 97 && g.backed && len(g.snapshots) == 0:
+	case k < 97 && g.backed && len(g.snapshots) == 0 && !g.l.Image.Overlap:
 		g.commit()
 	case g.backed && len(g.snapshots) == 0:
 		g.rebase()

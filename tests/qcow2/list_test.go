@@ -12,13 +12,14 @@ import (
 // List is an image and what is done to it. As text it is one line for each thing, so that a list that failed can be kept,
 // read, edited and run again:
 //
-//	image size=1048576 cluster=4096 compat=1.1 refcount=16 by=theirs seed=1 extl2 lazy prealloc=metadata compression=zstd
+//	image size=1048576 cluster=4096 compat=1.1 refcount=16 by=theirs seed=1 extl2 lazy overlap prealloc=metadata compression=zstd
 //	data raw                        an external data file, "raw" or "plain"
 //	backing raw size=524288 fill=7  the file below; a second such line is the one below that, and so on
 //	other qcow2 size=262144 cluster=65536 fill=8 compressed
 //	                                a file to rebase to
 //	write 512 1024 s3               bytes from the beginning of source 3
-//	& zero 4096 512 unmap           "&" is at the same time as the line before, if they do not overlap
+//	& zero 4096 512 unmap           "&" is at the same time as the line before; if they touch the same bytes, only where the
+//	                                image says "overlap": nobody knows then what these hold
 //	discard 0 65536
 //	read 0 512
 //	compressed 0 4096 s1            whole clusters, as tools write them
@@ -45,6 +46,7 @@ type Image struct {
 	Prealloc      string // "" is off
 	Compression   string // "" is zlib
 	By            string // "ours" or "theirs"
+	Overlap       bool   // operations at the same time may touch the same bytes
 	Seed          uint64 // of what is chosen while the list is done: sizes of caches, interleavings
 }
 
@@ -104,12 +106,12 @@ func (o *Op) overlaps(p *Op) bool {
 }
 
 // batches cuts the list into operations that are done at the same time.
-func batches(ops []Op) [][]Op {
+func (l *List) batches() [][]Op {
 	var all [][]Op
-	for _, o := range ops {
+	for _, o := range l.Ops {
 		last := len(all) - 1
 		joins := o.With && o.io() && last >= 0 && all[last][0].io() &&
-			!slices.ContainsFunc(all[last], func(p Op) bool { return o.overlaps(&p) })
+			(l.Image.Overlap || !slices.ContainsFunc(all[last], func(p Op) bool { return o.overlaps(&p) }))
 		if joins {
 			all[last] = append(all[last], o)
 		} else {
@@ -162,6 +164,9 @@ func (i Image) String() string {
 	}
 	if i.Lazy {
 		s += " lazy"
+	}
+	if i.Overlap {
+		s += " overlap"
 	}
 	if i.Prealloc != "" {
 		s += " prealloc=" + i.Prealloc
@@ -261,6 +266,8 @@ func (i *Image) parse(words []string) error {
 			i.By = value
 		case "extl2":
 			i.ExtL2 = true
+		case "overlap":
+			i.Overlap = true
 		case "lazy":
 			i.Lazy = true
 		case "prealloc":

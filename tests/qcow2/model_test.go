@@ -131,6 +131,9 @@ func (c *content) resize(n, cluster int64) {
 	shown := copy(c.data[old:], c.tail)
 	for at := old; at < old+int64(shown); at++ {
 		c.zero[at] = true
+		if c.free != nil {
+			c.free[at] = true
+		}
 	}
 	c.tail = c.tail[shown:]
 }
@@ -215,6 +218,30 @@ func (m *model) apply(o *Op) {
 			m.backing = m.others[o.Target]
 		}
 	}
+}
+
+// together does operations that are done at the same time. What several of them change is in doubt.
+func (m *model) together(ops []Op) {
+	for _, o := range ops {
+		m.apply(&o)
+	}
+	for i, o := range ops {
+		for _, p := range ops[:i] {
+			if o.overlaps(&p) && o.Kind != Read && p.Kind != Read {
+				m.doubt(max(o.Off, p.Off), min(o.Off+o.Len, p.Off+p.Len))
+			}
+		}
+	}
+}
+
+// meets tells whether another of the operations changes what one reads.
+func meets(ops []Op, i int) bool {
+	for k, p := range ops {
+		if k != i && p.Kind != Read && ops[i].overlaps(&p) {
+			return true
+		}
+	}
+	return false
 }
 
 // discard zeroes whole clusters; of others nobody knows.

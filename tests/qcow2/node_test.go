@@ -175,7 +175,7 @@ func (k *machine) outcome(ops []Op, asks []*ask, m *model) error {
 		if o.Kind == Discard && errors.Is(err, block.ErrNotSupported) {
 			err = nil
 		}
-		if o.Kind == Read && err == nil && m != nil {
+		if o.Kind == Read && err == nil && m != nil && !meets(ops, i) {
 			err = m.compare(o.Off, asks[i].buf)
 		}
 		if err != nil {
@@ -215,13 +215,11 @@ func (k *machine) all(l *List, m *model) error {
 	if err := k.start(); err != nil {
 		return err
 	}
-	for _, ops := range batches(l.Ops) {
+	for _, ops := range l.batches() {
 		if err := k.do(ops, m); err != nil {
 			return err
 		}
-		for _, o := range ops {
-			m.apply(&o)
-		}
+		m.together(ops)
 	}
 	if size := k.h.Info().Size; size != int64(len(m.data)) {
 		return fmt.Errorf("disk has %d bytes, want %d", size, len(m.data))

@@ -60,7 +60,7 @@ func (f *failing) run() error {
 		}
 		return err
 	}
-	for _, ops := range batches(f.l.Ops) {
+	for _, ops := range f.l.batches() {
 		goOn, err := f.batch(ops)
 		if err != nil {
 			return err

@@ -35,6 +35,7 @@ type log struct {
 	record     bool
 	events     []event // in the order of their beginning
 	complaints []error
+	lenient    bool // requests may touch the same bytes at the same time: that is no complaint
 }
 
 // Info implements block.Node.

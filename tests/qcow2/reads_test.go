@@ -16,8 +16,8 @@ import (
 // things are.
 func readsRun(b *bed) error {
 	m := newModel(b.l)
-	for _, o := range b.l.Ops {
-		m.apply(&o)
+	for _, ops := range b.l.batches() {
+		m.together(ops)
 	}
 	if err := b.theirs(); err != nil {
 		return err

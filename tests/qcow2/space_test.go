@@ -121,7 +121,7 @@ func child(dir string) error {
 	if err := k.start(); err != nil {
 		return err
 	}
-	for i, ops := range batches(l.Ops) {
+	for i, ops := range l.batches() {
 		fmt.Println("begin", i)
 		if err := k.batch(ops, nil); err != nil {
 			return err
@@ -147,7 +147,7 @@ func TestKilledProcessLosesNothingFlushed(t *testing.T) {
 
 func killed(b *bed, seed uint64) error {
 	b.l.Ops = slices.DeleteFunc(b.l.Ops, func(o Op) bool { return o.Kind == Compressed })
-	all := batches(b.l.Ops)
+	all := b.l.batches()
 	if err := errors.Join(b.make(), os.WriteFile(b.path("list"), []byte(b.l.String()), 0o600)); err != nil {
 		return err
 	}

@@ -42,6 +42,7 @@ func newDisk(b *bed, m *model, seed uint64) (*disk, error) {
 	s := &scheduler{Rand: rand.New(rand.NewPCG(seed, 3)), log: new(log)}
 	d := &disk{scheduler: s, file: &device{s: s, file: n.file}, backing: n.backing, packing: n.compression}
 	d.o = metadata.Options{Waiter: s}
+	s.lenient = b.l.Image.Overlap
 	// Small caches meet what large ones hide.
 	if s.IntN(2) == 0 {
 		d.o.L2CacheBytes, d.o.RefcountCacheBytes = 1+s.Int64N(8)*n.cluster, 1+s.Int64N(6)*n.cluster
@@ -277,11 +278,15 @@ func (d *disk) request(o Op) error {
 // others.
 func (d *disk) batch(ops []Op, m *model) error {
 	var errs []error
-	for _, o := range ops {
+	for i, o := range ops {
 		d.scheduler.start(func() {
 			at := len(d.steps)
 			d.steps = append(d.steps, step{op: o, start: d.tick()})
-			err := d.checkedRequest(o, m)
+			with := m
+			if meets(ops, i) {
+				with = nil
+			}
+			err := d.checkedRequest(o, with)
 			d.steps[at].end, d.steps[at].err = d.tick(), err
 			if err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", o, err))
@@ -434,13 +439,11 @@ func (d *disk) all(l *List, m *model) error {
 	if err := d.open(); err != nil {
 		return fmt.Errorf("open: %w", err)
 	}
-	for _, ops := range batches(l.Ops) {
+	for _, ops := range l.batches() {
 		if err := d.do(ops, m); err != nil {
 			return err
 		}
-		for _, o := range ops {
-			m.apply(&o)
-		}
+		m.together(ops)
 	}
 	if err := d.verify(m); err != nil {
 		return err
