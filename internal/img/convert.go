@@ -62,12 +62,14 @@ type Convert struct {
 	Grain int64
 	// CopyRange, when set, is asked before anything is read.
 	CopyRange *RangeCopier
-	// Salvage goes on after a failed read with zeros in its place, and tells of it.
-	Salvage func(off int64, err error)
+	// Salvage goes on after a failed read with zeros in its place, and tells of it. It is called by several goroutines.
+	Salvage func(text string)
 	// Rate bounds how many bytes are written in a second; 0 does not.
 	Rate int64
-	// Advance is told how far the work has got, in bytes of the target. It is called by several goroutines.
+	// Advance is told how far the work has got, in bytes of the target; with ByWork only those count that [Convert.Work] counts.
+	// It is called by several goroutines.
 	Advance func(n int64)
+	ByWork  bool
 }
 
 // Run copies, and flushes the target. What was written stays when it fails or ctx ends.

@@ -177,9 +177,9 @@ func (c *conversion) copy(ctx context.Context) (err error) {
 	}
 	engine.TargetZero = r.TargetIsZero || !r.NoCreate && !c.backed && c.regular
 	if r.Salvage {
-		engine.Salvage = func(off int64, err error) {
+		engine.Salvage = func(text string) {
 			if r.Warn != nil {
-				r.Warn(Wordedf("error while reading offset %d: %s", off, err).Error())
+				r.Warn(text)
 			}
 		}
 	}
@@ -197,5 +197,11 @@ func (c *conversion) copy(ctx context.Context) (err error) {
 		engine.Grain = engine.Compress.Cluster
 	}
 	r.Progress.Expect(c.total)
+	if r.Progress.Shown() {
+		if work, err := engine.Work(ctx); err == nil { // else it is told when it is met
+			engine.ByWork = true
+			r.Progress.Expect(work)
+		}
+	}
 	return engine.Run(ctx)
 }

@@ -32,6 +32,7 @@ type batch struct {
 	n     int64 // bytes of the target that are done with it, those that need nothing included
 	spans []span
 	bytes int64 // of the data in it
+	work  int64 // bytes of the units of work that end in it
 	// mayWrite is closed when the batch before this one has begun its writes, and written tells the one behind of its own.
 	mayWrite <-chan struct{}
 	written  chan struct{}
@@ -55,7 +56,8 @@ type planner struct {
 	total int64
 	chunk int64
 
-	held    span // not yet given to a batch: a neighbour may take some of it
+	unit    int64 // bytes of the unit of work that has not ended
+	held    span  // not yet given to a batch: a neighbour may take some of it
 	batch   *batch
 	written chan struct{} // of the batch before
 }
@@ -79,16 +81,42 @@ func (p *planner) run(ctx context.Context) error {
 			base += s.Size()
 			continue
 		}
-		err := s.Map(ctx, from, to-from, func(e block.Extent) error { return p.extent(base, e) })
-		if err != nil {
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
-			return Wordedf("error while reading block status at offset %d: %s", p.held.off+p.held.n, err)
+		if err := p.source(s, base, from, to); err != nil {
+			return err
 		}
 		base += s.Size()
 	}
 	return p.finish()
+}
+
+// salvageBlind is how much is taken for data where a map cannot be read.
+const salvageBlind = 64 << 10
+
+// source plans [from, to) of a source that begins at base.
+func (p *planner) source(s *Disk, base, from, to int64) error {
+	for from < to {
+		err := s.Map(p.ctx, from, to-from, func(e block.Extent) error {
+			from = e.Offset + e.Length
+			return p.extent(base, e)
+		})
+		switch {
+		case err == nil:
+			return nil
+		case p.ctx.Err() != nil:
+			return context.Cause(p.ctx)
+		}
+		failed := Wordedf("error while reading block status at offset %d: %s", base+from, err)
+		if p.c.Salvage == nil {
+			return failed
+		}
+		p.c.Salvage(failed.Error())
+		n := min(to-from, salvageBlind)
+		if err := p.extent(base, block.Extent{Offset: from, Length: n, Data: true, Present: true, Host: -1}); err != nil {
+			return err
+		}
+		from += n
+	}
+	return nil
 }
 
 // extent takes the next stretch of a source that begins at base.
@@ -158,6 +186,34 @@ func (p *planner) fit(s span, grain int64) span {
 	return s
 }
 
+// workUnit is how much work is told of at a time, or a whole extent that is less.
+const workUnit = 2 << 20
+
+// Work is how much there is to read, or to be made zeros, in bytes.
+func (c *Convert) Work(ctx context.Context) (work int64, err error) {
+	for _, s := range c.Sources {
+		err := s.Map(ctx, 0, s.Size(), func(e block.Extent) error {
+			if c.acts(c.kindOf(e)) {
+				work += e.Length
+			}
+			return nil
+		})
+		if err != nil {
+			return 0, err
+		}
+	}
+	return work, nil
+}
+
+// advance tells that a batch is done.
+func (c *Convert) advance(b *batch) {
+	if c.ByWork {
+		c.Advance(b.work)
+	} else {
+		c.Advance(b.n)
+	}
+}
+
 // release gives the held span to batches.
 func (p *planner) release() error {
 	for s := p.held; s.n > 0; {
@@ -175,6 +231,9 @@ func (p *planner) release() error {
 		}
 		if p.c.acts(s.kind) {
 			b.spans = append(b.spans, piece)
+			if p.unit += piece.n; p.unit >= workUnit || piece.n == s.n {
+				b.work, p.unit = b.work+p.unit, 0
+			}
 		}
 		b.n += piece.n
 		s.off, s.n, s.host = s.off+piece.n, s.n-piece.n, s.host+piece.n
@@ -198,7 +257,7 @@ func (p *planner) send() error {
 	b := p.batch
 	p.batch = nil
 	if len(b.spans) == 0 {
-		p.c.Advance(b.n)
+		p.c.advance(b)
 		return nil
 	}
 	p.written = b.written

@@ -227,10 +227,15 @@ func TestConvertSalvages(t *testing.T) {
 	for i := range data[:1<<20] {
 		data[i] |= 1
 	}
-	var told []int64
+	var told []string
+	var mu sync.Mutex
 	c := Convert{
 		Sources: []*Disk{l.disk(0, l.file(data, true), "read 300000-301000 error=EIO")}, Target: l.disk(1, l.memory(2<<20), ""),
-		Sparse: 4096, Workers: 4, Salvage: func(off int64, err error) { told = append(told, off) },
+		Sparse: 4096, Workers: 4, Salvage: func(text string) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, text)
+		},
 	}
 	if err := c.Run(context.Background()); err != nil {
 		t.Fatal(err)
@@ -240,8 +245,12 @@ func TestConvertSalvages(t *testing.T) {
 	if !bytes.Equal(l.content(c.Target), data) {
 		t.Error("the target differs")
 	}
-	if fmt.Sprint(told) != fmt.Sprint([]int64{from, from + 512, from + 1024}) {
-		t.Errorf("told %v", told)
+	want := ""
+	for _, off := range []int{from, from + 512, from + 1024} {
+		want += fmt.Sprintf("error while reading offset %d: Input/output error\n", off)
+	}
+	if got := strings.Join(told, "\n") + "\n"; got != want {
+		t.Errorf("told\n%swant\n%s", got, want)
 	}
 }
 

@@ -54,7 +54,7 @@ func (w *convertWorker) do(ctx context.Context, b *batch) error {
 			return err
 		}
 	}
-	w.c.Advance(b.n)
+	w.c.advance(b)
 	return nil
 }
 
@@ -109,7 +109,7 @@ func (w *convertWorker) salvage(b *batch) error {
 		for done := int64(0); done < s.n; done += salvageUnit {
 			p := at[done:min(done+salvageUnit, s.n)]
 			if err := w.readPiece(p, s.off+done); err != nil {
-				w.c.Salvage(s.off+done, err)
+				w.c.Salvage(Wordedf("error while reading offset %d: %s", s.off+done, err).Error())
 				clear(p)
 			}
 		}

@@ -28,6 +28,9 @@ func NewProgress(w io.Writer) *Progress {
 	return p
 }
 
+// Shown tells whether somebody looks on.
+func (p *Progress) Shown() bool { return p != nil && p.w != nil }
+
 // Ask writes how far the verb has got, on a line of its own.
 func (p *Progress) Ask(w io.Writer) {
 	p.mu.Lock()
