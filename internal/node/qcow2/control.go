@@ -96,7 +96,8 @@ func (n *Node) Map(ctx context.Context, off, length int64, each func(block.Exten
 			batch, err = n.extents(batch, off, end-off)
 			return err
 		})
-		if err != nil {
+		// What was found before a fault is told first; the next look begins where the fault is.
+		if err != nil && len(batch) == 0 {
 			return fmt.Errorf("map image %s at %d: %w", n.info.Name, off, err)
 		}
 		for _, e := range batch {
