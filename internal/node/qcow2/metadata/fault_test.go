@@ -120,3 +120,101 @@ func TestAnErrorOfTheStoreIsSurvived(t *testing.T) {
 		})
 	}
 }
+
+// forgetful is a file as systems have them: when a flush fails, what it was to make durable is lost, although it can still
+// be read, and the next flush says that all is well.
+type forgetful struct {
+	*memStore
+	disk    []byte
+	pending []event
+	r       *rand.Rand
+	fails   int // percent of flushes
+}
+
+func (f *forgetful) Write(p []byte, off int64) error {
+	f.pending = append(f.pending, event{off, append([]byte{}, p...)})
+	return f.memStore.Write(p, off)
+}
+
+func (f *forgetful) Flush() error {
+	pending := f.pending
+	f.pending = nil
+	if f.r.IntN(100) < f.fails {
+		return errInjected
+	}
+	for _, e := range pending {
+		f.disk = putAt(f.disk, e.data, e.off)
+	}
+	return f.memStore.Flush()
+}
+
+// whole is what the disk has, as long as the file is: its length is not forgotten.
+func (f *forgetful) whole() []byte {
+	b := make([]byte, len(f.data))
+	copy(b, f.disk)
+	return b
+}
+
+// TestTablesAreWholeAfterFlushesThatForget: guest data of a flush that failed may be lost, as the guest was told; tables are
+// not, once a later flush has succeeded.
+func TestTablesAreWholeAfterFlushesThatForget(t *testing.T) {
+	for _, sh := range shapes() {
+		t.Run(sh.name, func(t *testing.T) {
+			for seed := range uint64(soak(8)) {
+				s := newImage(t, &sh)
+				r := rand.New(rand.NewPCG(seed, 13))
+				f := &forgetful{memStore: s, disk: append([]byte(nil), s.data...), r: r}
+				o := sh.open
+				o.NoDiscard = true
+				m := mustOpen(t, f, &o)
+				g := newGuest(m, f)
+				for range 6 {
+					f.fails = 40
+					for range 12 {
+						_, _ = g.step(r)
+					}
+					f.fails = 0
+					must(t, m.Commit())
+					var found []string
+					c, err := check.Run(&memStore{data: f.whole()}, &check.Options{Report: func(x check.Finding) { found = append(found, x.Text) }})
+					if err != nil || c.Corruptions+c.CheckErrors > 0 && !m.h.IsLazy() {
+						t.Fatalf("seed %d: %v\n%s", seed, err, tail(found))
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestCopiesOfTablesAreWholeAfterFlushesThatForget: an L2 table that a snapshot shared was copied, and the copy forgotten.
+func TestCopiesOfTablesAreWholeAfterFlushesThatForget(t *testing.T) {
+	for _, sh := range shapes() {
+		if sh.o.RefcountBits == 1 || sh.o.LazyRefcounts {
+			continue
+		}
+		t.Run(sh.name, func(t *testing.T) {
+			s := newImage(t, &sh)
+			f := &forgetful{memStore: s, disk: append([]byte(nil), s.data...), r: rand.New(rand.NewPCG(1, 14))}
+			o := sh.open
+			o.NoDiscard = true
+			m := mustOpen(t, f, &o)
+			g := newGuest(m, f)
+			g.mustWrite(t, 0, m.Size())
+			_, err := m.CreateSnapshot(SnapshotInfo{})
+			must(t, err)
+			f.fails = 100
+			g.mustWrite(t, 0, 512)
+			if m.Commit() == nil {
+				t.Fatal("commit succeeded although its flush failed")
+			}
+			f.fails = 0
+			must(t, m.Commit())
+			got, err := readAll(&memStore{data: f.whole()})
+			must(t, err)
+			cluster := m.g.ClusterSize // its data were lost, as the guest was told
+			if i := firstDifference(got[cluster:], g.disk[cluster:]); i >= 0 {
+				t.Errorf("disk differs at %#x", int64(i)+cluster)
+			}
+		})
+	}
+}

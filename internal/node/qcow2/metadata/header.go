@@ -201,6 +201,11 @@ func (m *Image) unmark() error {
 // sectors that differ are written, in one piece.
 func (m *Image) rewrite(set func(h *qcow2.Header)) error {
 	d := &m.on
+	if err := m.wait(func() bool { return !d.busy }); err != nil {
+		return err
+	}
+	d.busy = true
+	defer func() { d.busy = false }()
 	before := d.h
 	set(&d.h)
 	b, sectors, err := m.encodeHeader(&d.h)
