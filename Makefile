@@ -47,7 +47,7 @@ race: ## with the race detector, all but what shares rings with the kernel or a 
 guest: build ## boots guests: the demo's test shortened, and the ring suites on the guest's kernel
 	scripts/gotest.sh guest -timeout 15m -count=1 -p 1 ./tests/guest/...
 
-iotests: deps build ## QEMU's own tests of its image tool, with ours in its place (fetches them; about ten minutes)
+iotests: deps build ## QEMU's own tests of its image tool, with ours in its place (fetches them; a quarter of an hour)
 	scripts/iotests.sh
 
 fuzz: ## each fuzz target for a minute
