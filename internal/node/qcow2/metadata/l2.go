@@ -184,8 +184,14 @@ func (m *Image) ownTable(i int) error {
 	return err
 }
 
-// makeTable writes the new table whole before anything points to it, so that the space is there when a commit wants it.
+// makeTable writes the new table whole before anything points to it, so that the space is there when a commit wants it. Where
+// refcounts are lazy the image is marked before that: another request's commit may write the L1 entry as soon as it is set.
 func (m *Image) makeTable(i int) error {
+	if m.h.IsLazy() {
+		if err := m.mark(); err != nil {
+			return err
+		}
+	}
 	old, err := m.l2Table(m.l1.entries[i])
 	if err != nil {
 		return err
