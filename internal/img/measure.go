@@ -87,7 +87,7 @@ type measured struct {
 	size    int64
 	extents [][2]int64 // that hold data: from, to
 	bitmaps []qcow2.Bitmap
-	tracked bool // it is of a format that has bitmaps
+	tracked bool // it is of a format, and of a version, that has bitmaps
 }
 
 // measureSource looks where a source has data, through all of its chain.
@@ -102,9 +102,9 @@ func measureSource(ctx context.Context, r *MeasureRequest) (m *measured, err err
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
-	m = &measured{size: d.Size(), tracked: d.Format() == FormatQcow2}
-	if m.tracked {
-		if m.bitmaps, err = bitmapsOf(*r.Source); err != nil {
+	m = &measured{size: d.Size()}
+	if d.Format() == FormatQcow2 {
+		if m.bitmaps, m.tracked, err = bitmapsOf(*r.Source); err != nil {
 			return nil, err
 		}
 	}
@@ -136,18 +136,20 @@ func (m *measured) data(cluster int64) (sum int64) {
 	return sum
 }
 
-func bitmapsOf(src Source) (all []qcow2.Bitmap, err error) {
+// bitmapsOf tells whether an image may have bitmaps, which begins with version 3, and gives those that it has.
+func bitmapsOf(src Source) (all []qcow2.Bitmap, tracked bool, err error) {
 	src.Store.NoLock = true // the disk has it
 	i, err := OpenImage(src)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer func() { err = errors.Join(err, i.Close()) }()
 	h, err := i.header()
-	if err != nil {
-		return nil, err
+	if err != nil || h.Version < 3 {
+		return nil, false, err
 	}
-	return qcow2.ReadBitmaps(i.Read, h)
+	all, err = qcow2.ReadBitmaps(i.Read, h)
+	return all, true, err
 }
 
 func measureQcow2(o *Options, from *measured) (*Measurement, error) {
