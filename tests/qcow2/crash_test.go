@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 )
 
 // crash looks at an image as a power cut would leave it, at many points of a run. What a flush made durable is there; of
@@ -50,10 +51,26 @@ func (c *crash) run(end int) error {
 	for _, now := range slices.Compact(times) {
 		c.advance(now)
 		if err := c.at(now); err != nil {
-			return fmt.Errorf("crash at time %d of %d: %w", now, end, err)
+			return fmt.Errorf("crash at time %d of %d: %w\n%s", now, end, err, c.lately(now))
 		}
 	}
 	return nil
+}
+
+// lately tells what happened last.
+func (c *crash) lately(now int) string {
+	var lines []string
+	for i, e := range c.events {
+		if e.start <= now {
+			lines = append(lines, fmt.Sprintf("%d-%d file %d %v %#x+%#x durable=%v", e.start, e.end, e.of, e.kind, e.off, e.n, c.done[i]))
+		}
+	}
+	for _, s := range c.steps {
+		if s.start <= now && (s.end == 0 || s.end > now-60) {
+			lines = append(lines, fmt.Sprintf("%d-%d %s %v", s.start, s.end, s.op, s.err))
+		}
+	}
+	return strings.Join(lines[max(len(lines)-40, 0):], "\n")
 }
 
 // advance makes durable what the flushes that ended by now cover, of the disk and of the guest.

@@ -42,7 +42,7 @@ func (k *machine) inMemory(b *bed, m *model, seed uint64) (file, data *ram, belo
 			err = q.SetDataFile(data)
 		}
 		if n.backing != nil {
-			q.SetBacking(&ram{log: new(log), Rand: rng, file: n.backing, fixed: true})
+			q.SetBacking(&ram{log: new(log), Rand: rng, file: n.backing, fixed: true, fault: file.fault})
 		}
 		return q, err
 	}

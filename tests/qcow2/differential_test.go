@@ -153,6 +153,8 @@ func TestThePeerAgreesWithTheModel(t *testing.T) { generated(t, theirRun, lists(
 
 func TestOurToolInPlaceOfThePeers(t *testing.T) { generated(t, oursRun, lists(t, 60)) }
 
+func TestOurToolSaysWhatThePeersSays(t *testing.T) { generated(t, saysRun, lists(t, 30)) }
+
 func TestListsSurviveBeingWritten(t *testing.T) {
 	for seed := range uint64(200) {
 		text := Generate(seed).String()
@@ -170,7 +172,8 @@ func TestListsSurviveBeingWritten(t *testing.T) {
 }
 
 // runners are all who can do a list.
-var runners = map[string]runner{"theirs": theirRun, "ours": oursRun, "tables": tablesRun, "node": nodeRun, "mixed": mixedRun, "reads": readsRun}
+var runners = map[string]runner{"theirs": theirRun, "ours": oursRun, "tables": tablesRun, "node": nodeRun, "mixed": mixedRun, "reads": readsRun, "says": saysRun,
+	"crash": func(b *bed) error { _, err := crashTables(b, b.l.Image.Seed, 6); return err }}
 
 func TestReplay(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.list")

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sluice-blk/sluice/internal/block"
 	"github.com/sluice-blk/sluice/internal/cli"
@@ -227,4 +228,77 @@ func judgeKilled(b *bed, all [][]Op, begun, done int) error {
 		return fmt.Errorf("the peer's check says %d", code)
 	}
 	return nil
+}
+
+// Our tool may be killed at any time: what it was to change is as before or as after, or on the way, and the disk reads as
+// the model has it.
+func TestKilledToolHarmsNothing(t *testing.T) {
+	root := room(t)
+	first := number(t, "SLUICE_SEED", 1)
+	for seed := first; seed < first+lists(t, 25); seed++ {
+		l := Generate(uint64(seed))
+		l.Ops = l.Ops[:min(len(l.Ops), 25)]
+		if !valid(l) || l.Image.Overlap {
+			continue
+		}
+		b := newBed(root, l)
+		if err := errors.Join(toolKilled(b, uint64(seed)), b.remove()); err != nil {
+			t.Errorf("seed %d: %v\n%s", seed, err, l)
+		}
+	}
+}
+
+// toolKilled does a list with the peer, and then something more with our tool, which is killed.
+func toolKilled(b *bed, seed uint64) error {
+	m := newModel(b.l)
+	for _, o := range b.l.Ops {
+		m.apply(&o)
+	}
+	if err := b.theirs(); err != nil {
+		return err
+	}
+	rng := rand.New(rand.NewPCG(seed, 12))
+	for range 3 {
+		o, ok := lastWords(b.l, m, rng)
+		if !ok {
+			return nil
+		}
+		c := exec.Command("../ours/qemu-img", b.verbArgs(&o)...)
+		c.Dir = b.dir
+		if err := c.Start(); err != nil {
+			return err
+		}
+		time.Sleep(time.Duration(rng.IntN(1<<rng.IntN(18))) * time.Microsecond)
+		_ = c.Process.Kill() // it may have ended
+		_ = c.Wait()
+		if err := qemuImg(b.dir, "check", "-q", "-f", "qcow2", "-r", "leaks", imageName); err != nil {
+			return fmt.Errorf("%s: %w", o, err)
+		}
+		if err := b.check(imageName); err != nil {
+			return fmt.Errorf("%s: %w", o, err)
+		}
+		if err := b.holds(imageName, "qcow2", &m.content); err != nil {
+			return fmt.Errorf("%s: %w", o, err)
+		}
+	}
+	return nil
+}
+
+// lastWords is something that leaves the disk as it is.
+func lastWords(l *List, m *model, rng *rand.Rand) (Op, bool) {
+	var choice []Op
+	if l.snapshotsMax() > len(m.snapshots) {
+		choice = append(choice, Op{Kind: Snapshot, Verb: "create", Name: "last"})
+	}
+	for name := range m.snapshots {
+		choice = append(choice, Op{Kind: Snapshot, Verb: "delete", Name: name})
+		break
+	}
+	if m.backing != nil && len(m.snapshots) == 0 {
+		choice = append(choice, Op{Kind: Commit}, Op{Kind: Rebase, Target: rng.IntN(len(l.Others)+1) - 1})
+	}
+	if len(choice) == 0 {
+		return Op{}, false
+	}
+	return choice[rng.IntN(len(choice))], true
 }

@@ -35,7 +35,7 @@ func TestEachFailureOfTheFile(t *testing.T) {
 			l := blocktest.Loop(t, nil)
 			step := 3
 			switch {
-			case testing.Short() || raced:
+			case testing.Short():
 				step = 11
 			case os.Getenv("SLUICE_SOAK") != "":
 				step = 1

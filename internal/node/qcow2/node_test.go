@@ -17,10 +17,7 @@ import (
 )
 
 func TestConformanceInMemory(t *testing.T) {
-	for i, g := range geometries {
-		if raced && i%3 != 0 {
-			continue
-		}
+	for _, g := range geometries {
 		t.Run(g.name, func(t *testing.T) {
 			blocktest.Conform(t, blocktest.Subject{Open: func(t *testing.T, size int64) block.Node {
 				return open(t, inMemory(t, newImage(t, g.o, size), mem.Options{}), nil)
