@@ -30,9 +30,9 @@ func (n *Node) control(ctx context.Context, fn func() error) error {
 	defer n.mu.Lock()
 	done := make(chan error, 1)
 	run := func() {
-		done <- fn()
-		// Not in the routine, which the last user takes down.
-		h.loop.Post(func() { _ = n.release(h) })
+		err := fn()
+		// Not in the routine, which the last user takes down; and before the answer, after which the image may be closed.
+		h.loop.Post(func() { done <- errors.Join(err, n.release(h)) })
 	}
 	if err := h.loop.Call(ctx, func() error { h.begin(job{fn: run}); return nil }); err != nil {
 		return err
@@ -92,7 +92,11 @@ func (n *Node) Map(ctx context.Context, off, length int64, each func(block.Exten
 	batch := make([]block.Extent, 0, mapBatch)
 	for end := off + length; off < end; {
 		batch = batch[:0]
-		err := n.control(ctx, func() (err error) {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		// It is waited for in any case, since it fills the batch; it is short.
+		err := n.control(context.WithoutCancel(ctx), func() (err error) {
 			batch, err = n.extents(batch, off, end-off)
 			return err
 		})
