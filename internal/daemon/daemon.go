@@ -180,6 +180,7 @@ func (d *Daemon) startDisk(ctx context.Context, c *DiskConfig) error {
 	d.undo = append(d.undo, func() error { return disk.Close(context.Background()) })
 	disk.describe(d.log)
 	disk.warn(d.log)
+	disk.watch(d.log)
 	d.log.Info("queues are placed", "disk", disk.Name(), "queues", len(loopOf), "where", where, "merge", !c.NoMerge)
 	for i := range c.Exports {
 		if err := d.startExport(ctx, disk, &c.Exports[i]); err != nil {

@@ -5,6 +5,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"log/slog"
 
 	"github.com/sluice-blk/sluice/internal/block"
 	"github.com/sluice-blk/sluice/internal/node/qcow2"
@@ -48,6 +49,15 @@ func (d *Disk) image() *qcow2.Node {
 		default:
 			return nil
 		}
+	}
+}
+
+// watch has damage of the image logged when it is met: from then on the guest's writes fail, and nothing else tells why.
+func (d *Disk) watch(log *slog.Logger) {
+	if n := d.image(); n != nil {
+		n.OnDamage(func(why error) {
+			go log.Error("the image is damaged and takes no more writes", "disk", d.Name(), "error", why) // the loop goes on
+		})
 	}
 }
 

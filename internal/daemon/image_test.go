@@ -4,6 +4,8 @@ package daemon
 
 import (
 	"bytes"
+	"context"
+	"encoding/binary"
 	"errors"
 	"log/slog"
 	"os"
@@ -182,5 +184,46 @@ func TestForeignImages(t *testing.T) {
 				t.Errorf("warned:\n%s", log.String())
 			}
 		})
+	}
+}
+
+// Goal: damage that a write meets is in the log while the disk is served, not first when it is closed. Method: an image whose
+// one L1 entry leads to the refcount table, and one write.
+func TestDamageIsLoggedWhenItIsMet(t *testing.T) {
+	dir := t.TempDir()
+	path := qcow2Image(t, dir, "a.qcow2", create.Options{Size: 1 << 20})
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head := make([]byte, 56)
+	if _, err := f.ReadAt(head, 0); err != nil {
+		t.Fatal(err)
+	}
+	entry := binary.BigEndian.Uint64(head[48:]) | 1<<63
+	if _, err := f.WriteAt(binary.BigEndian.AppendUint64(nil, entry), int64(binary.BigEndian.Uint64(head[40:]))); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	log := &lockedBuffer{}
+	socket := filepath.Join(dir, "s")
+	d, err := New(Config{Logger: slog.New(slog.NewTextHandler(log, nil)), Disks: []DiskConfig{{Path: path, Format: "qcow2", Exports: []ExportConfig{{Socket: socket}}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = bench.Run(t.Context(), socket, bench.Workload{RW: "write", BS: 4096, NumJobs: 1, IODepth: 1, Runtime: 50 * time.Millisecond}) // its writes fail
+	for end := time.Now().Add(30 * time.Second); !strings.Contains(log.String(), "level=ERROR") && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if n := strings.Count(log.String(), `msg="the image is damaged and takes no more writes" disk=`+path); n != 1 {
+		t.Errorf("the log tells it %d times:\n%s", n, log)
+	}
+	if err := d.Stop(context.Background()); err == nil {
+		t.Error("a damaged image is closed without a word")
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/sluice-blk/sluice/aio"
@@ -57,6 +58,8 @@ type Node struct {
 	backing     *block.Handle // nil: none
 	backingSize int64
 
+	onDamage atomic.Pointer[func(error)]
+
 	mu     sync.Mutex
 	home   *home // written with mu held on its loop, and so read there without
 	closed bool
@@ -94,6 +97,7 @@ func (n *Node) open() error {
 		img, err := metadata.Open(store{n}, &metadata.Options{
 			ReadOnly: n.o.ReadOnly, L2CacheBytes: n.o.L2CacheBytes, RefcountCacheBytes: n.o.RefcountCacheBytes,
 			KeepOnDiscard: n.o.KeepOnDiscard, NoDiscard: n.o.IgnoreDiscard, Waiter: waiter{n}, Data: dataStore{store{n}},
+			Damaged: n.damaged,
 		})
 		if err != nil {
 			return err
@@ -190,6 +194,16 @@ func (n *Node) SetDataFile(d block.Node) error {
 		return fmt.Errorf("use %s as the data file of %s: %w", d.Info().Name, n.info.Name, err)
 	}
 	return nil
+}
+
+// OnDamage has fn told, once and on the image's loop, why the image takes no more writes. fn must not wait. May be called
+// from any goroutine.
+func (n *Node) OnDamage(fn func(why error)) { n.onDamage.Store(&fn) }
+
+func (n *Node) damaged(why error) {
+	if fn := n.onDamage.Load(); fn != nil {
+		(*fn)(why)
+	}
 }
 
 // NeedsDataFile tells that the image has an external data file, which has not been given.

@@ -74,6 +74,8 @@ type Options struct {
 	// KeepDirty opens an image with the dirty bit without rebuilding its refcounts, and KeepCorrupt one with the corrupt
 	// bit for writing: for tools that are about to repair it.
 	KeepDirty, KeepCorrupt bool
+	// Damaged is told, once, why the image takes no more changes: by whoever finds it, so that it must not wait.
+	Damaged func(why error)
 }
 
 // Kind is what the tables say about a piece of guest data.

@@ -341,6 +341,9 @@ func (m *Image) damage(off int64, format string, args ...any) error {
 			_ = m.flush() // there is nothing more that could be done
 		}
 	}
+	if m.o.Damaged != nil {
+		m.o.Damaged(m.broken)
+	}
 	return err
 }
 
