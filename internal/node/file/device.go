@@ -17,6 +17,7 @@ import (
 func (f *opened) askQueue(rdev uint64) {
 	major, minor := sys.DeviceNumber(rdev)
 	dir := fmt.Sprintf("/sys/dev/block/%d:%d", major, minor)
+	f.protected = readNumber(dir, "ro") == 1
 	queue := filepath.Join(dir, "queue")
 	if _, err := os.Stat(queue); err != nil {
 		// A partition: the queue is the whole disk's, whose directory is the parent of the one that the link names.

@@ -69,6 +69,26 @@ func TestDeviceIsDescribed(t *testing.T) {
 	}
 }
 
+// A device that takes no writes is opened for reading, or not at all: a guest would have each of its writes fail.
+func TestDeviceThatIsWriteProtected(t *testing.T) {
+	device := loopDevice(t, 1<<20)
+	if out, err := exec.Command("blockdev", "--setro", device).CombinedOutput(); err != nil {
+		t.Fatalf("blockdev --setro: %v: %s", err, out)
+	}
+	t.Cleanup(func() { _ = exec.Command("blockdev", "--setrw", device).Run() }) // whoever gets the device next wants to write
+	for _, cache := range []block.CacheMode{block.CacheDefault, block.CacheWriteback} {
+		if n, err := file.Open(file.Options{Path: device, Cache: cache}); err == nil {
+			n.Close()
+			t.Errorf("%s: it was opened for writing", cache)
+		} else if !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), "set readonly") {
+			t.Errorf("%s: %v", cache, err)
+		}
+		if err := mustOpen(t, file.Options{Path: device, Cache: cache, ReadOnly: true}).Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Devices of coarse blocks take what guests of 512 byte sectors send.
 func TestDeviceConforms(t *testing.T) {
 	for _, kind := range kinds {

@@ -12,11 +12,12 @@ import (
 
 // opened is what was found out about a file when it was opened.
 type opened struct {
-	fd      int
-	isBlock bool
-	direct  bool
-	reason  string // direct or buffered, and why
-	size    int64
+	fd        int
+	isBlock   bool
+	protected bool // a device that takes no writes
+	direct    bool
+	reason    string // direct or buffered, and why
+	size      int64
 
 	align, memAlign            int
 	logical, physical, optimal int
@@ -63,7 +64,7 @@ func openDirect(o Options) (f *opened, why string, err error) {
 		return nil, "", openError(o, err)
 	}
 	f = &opened{fd: fd, direct: true}
-	if err = f.measure(); err == nil {
+	if err = f.measure(o); err == nil {
 		why, err = f.probeAlign()
 	}
 	if why == "" && err == nil && f.size%int64(f.align) != 0 && !o.Growable {
@@ -81,7 +82,7 @@ func openBuffered(o Options, reason string) (*opened, error) {
 		return nil, openError(o, err)
 	}
 	f := &opened{fd: fd, reason: reason, align: 1, memAlign: 1}
-	if err := f.measure(); err != nil {
+	if err := f.measure(o); err != nil {
 		return nil, closeWith(fd, err)
 	}
 	return f, nil
@@ -113,7 +114,7 @@ func openError(o Options, err error) error {
 }
 
 // measure finds the kind, the size and the blocks of the file.
-func (f *opened) measure() error {
+func (f *opened) measure(o Options) error {
 	var st sys.Stat_t
 	if err := sys.Fstat(f.fd, &st); err != nil {
 		return fmt.Errorf("fstat: %w", err)
@@ -126,7 +127,13 @@ func (f *opened) measure() error {
 		return nil
 	case syscall.S_IFBLK:
 		f.isBlock = true
-		return f.measureDevice(uint64(st.Rdev))
+		if err := f.measureDevice(uint64(st.Rdev)); err != nil {
+			return err
+		}
+		if f.protected && !o.ReadOnly { // the kernel opens it all the same, and fails each write
+			return openError(o, fmt.Errorf("the device is write-protected: %w", syscall.EROFS))
+		}
+		return nil
 	}
 	return fmt.Errorf("neither a regular file nor a block device: %w", syscall.ENOTSUP)
 }
