@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 )
 
 var replay = flag.String("replay", "", "file of the list that TestReplay runs")
@@ -81,27 +82,34 @@ func (r runner) run(root string, l *List) error {
 	return errors.Join(r(b), b.remove())
 }
 
-// keep shrinks a list that fails and writes it to a file that stays.
+// keep writes a list that fails to a file that stays, and a shorter one that fails too, if there is one.
 func (r runner) keep(t testing.TB, root string, l *List, name string, err error) {
 	t.Helper()
-	small := Shrink(l, 400, func(l *List) bool { return r.run(root, l) != nil })
-	if again := r.run(root, small); again != nil {
-		err = again
-	} else {
-		small = l // it does not fail each time
-	}
 	dir, mkErr := os.MkdirTemp("", "sluice-qcow2-failed-")
 	if mkErr != nil {
 		t.Fatal(mkErr)
 	}
-	for file, l := range map[string]*List{name + ".list": small, name + ".whole": l} {
+	write := func(file string, l *List, err error) {
 		text := fmt.Sprintf("# %s\n%s", firstLine(err), l)
 		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	t.Errorf("%s: %v\nreplay with: go test ./tests/qcow2 -run Replay -replay %s\n%s", name, err, filepath.Join(dir, name+".list"), small)
+	write(name+".whole", l, err)
+	t.Errorf("%s: %v\nthe whole list is %s", name, err, filepath.Join(dir, name+".whole"))
+	end := time.Now().Add(shrinkTime)
+	small := Shrink(l, 400, func(l *List) bool { return time.Now().Before(end) && r.run(root, l) != nil })
+	again := r.run(root, small)
+	if again == nil {
+		t.Logf("it does not fail each time")
+		return
+	}
+	write(name+".list", small, again)
+	t.Logf("shorter: %v\nreplay with: go test ./tests/qcow2 -run Replay -replay %s\n%s", again, filepath.Join(dir, name+".list"), small)
 }
+
+// shrinkTime is how long a list is made shorter: some take seconds.
+const shrinkTime = 30 * time.Second
 
 func firstLine(err error) string {
 	text := err.Error()

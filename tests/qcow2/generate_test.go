@@ -149,14 +149,14 @@ func (g *generator) op() {
 // requests adds what a guest sends, often several at the same time and close to one another.
 func (g *generator) requests() {
 	near := g.offset()
-	for k := range pick(g, 1, 1, 2, 4, 8) {
+	for k := range pick(g, 1, 1, 2, 4, 8, 12) {
 		o := g.rangedOp(pick(g, Write, Write, Write, Write, Read, Read, Zero, Discard))
 		if g.chance(60) && near+o.Len+o.Off%8192 <= g.size {
 			o.Off = near&^511 + o.Off%8192
 		}
 		o.With = k > 0
 		g.add(o)
-		if g.chance(5) {
+		if g.chance(5) || g.small && g.chance(10) {
 			g.add(Op{Kind: Flush, With: true})
 		}
 	}

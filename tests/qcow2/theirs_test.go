@@ -28,8 +28,19 @@ func otherName(k int) string   { return fmt.Sprintf("other%d", k) }
 // patience is far beyond what one process takes here.
 const patience = 2 * time.Minute
 
-// command runs a program in dir. What it says is in the error when it fails; its status survives in the error.
+// command runs a program in dir. What it says is in the error when it fails; its status survives in the error. While a
+// lock is held it is tried again: see unlocked.
 func command(dir, name string, args ...string) (string, error) {
+	for tries := 0; ; tries++ {
+		out, err := once(dir, name, args...)
+		if err == nil || tries == 30 || !strings.Contains(err.Error(), " lock\n") {
+			return out, err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func once(dir, name string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	c := exec.CommandContext(ctx, name, args...)
