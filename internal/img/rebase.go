@@ -109,7 +109,7 @@ func (r *RebaseRequest) move(ctx context.Context, top *Image) (err error) {
 		return err
 	}
 	defer loops.Stop()
-	m := &rebasing{shared: len(layers) + 1, progress: r.Progress}
+	m := &rebasing{shared: len(layers) + 1, cluster: info.ClusterSize, progress: r.Progress}
 	defer func() { err = closeAll(err, m.image, m.after) }()
 	if r.Backing != "" {
 		name := Beside(top.Name, r.Backing)
@@ -144,6 +144,7 @@ type rebasing struct {
 	image    *Disk // with its old backing files
 	after    *Disk // the new backing file; nil: zeros
 	oldEnd   int64 // where the old backing file ends
+	cluster  int64 // bytes of a cluster of the image
 	shared   int   // from this depth on, old and new are the same images
 	progress *Progress
 }
@@ -273,19 +274,41 @@ func (w *rebaseWorker) do(p comparePiece) error {
 	return nil
 }
 
-// store adds a write of p. Zeros that an old backing file holds are written like anything else.
+// store adds writes of p. Behind the old backing file p is zeros, which whole clusters need not have written. To a part of a
+// cluster they are written, and zeros that an old backing file holds are like anything else: the image would take a request
+// for zeros as done, where it reads zeros already.
 func (w *rebaseWorker) store(p []byte, off int64) error {
-	if w.t.full() {
-		if err := w.t.run(w.m.image); err != nil {
-			return Wordedf("Error while writing to COW image: %s", errors.Unwrap(err))
+	for len(p) > 0 {
+		if w.t.full() {
+			if err := w.t.run(w.m.image); err != nil {
+				return Wordedf("Error while writing to COW image: %s", errors.Unwrap(err))
+			}
 		}
-	}
-	if off >= w.m.oldEnd {
-		w.t.zero(off, int64(len(p)), false)
-	} else {
-		w.t.write(p, off)
+		n, zero := w.m.part(off, int64(len(p)))
+		if zero {
+			w.t.zero(off, n, false)
+		} else {
+			w.t.write(p[:n], off)
+		}
+		p, off = p[n:], off+n
 	}
 	return nil
+}
+
+// part is how many of n bytes at off are stored in one way, and whether as zeros that are not written.
+func (m *rebasing) part(off, n int64) (part int64, zero bool) {
+	in := off % m.cluster
+	switch {
+	case off < m.oldEnd:
+		return n, false
+	case in != 0:
+		return min(n, m.cluster-in), false
+	case off+n == m.image.Size():
+		return n, true
+	case n >= m.cluster:
+		return n - n%m.cluster, true
+	}
+	return n, false
 }
 
 // rebaseUnit is the piece in which old and new are compared.
