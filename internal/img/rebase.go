@@ -109,7 +109,11 @@ func (r *RebaseRequest) move(ctx context.Context, top *Image) (err error) {
 		return err
 	}
 	defer loops.Stop()
-	m := &rebasing{shared: len(layers) + 1, cluster: info.ClusterSize, progress: r.Progress}
+	h, err := top.header()
+	if err != nil {
+		return err
+	}
+	m := &rebasing{shared: len(layers) + 1, cluster: info.ClusterSize, zeros: h.Version >= 3, progress: r.Progress}
 	defer func() { err = closeAll(err, m.image, m.after) }()
 	if r.Backing != "" {
 		name := Beside(top.Name, r.Backing)
@@ -145,6 +149,7 @@ type rebasing struct {
 	after    *Disk // the new backing file; nil: zeros
 	oldEnd   int64 // where the old backing file ends
 	cluster  int64 // bytes of a cluster of the image
+	zeros    bool  // it can say that a cluster is zeros: since version 3
 	shared   int   // from this depth on, old and new are the same images
 	progress *Progress
 }
@@ -299,7 +304,7 @@ func (w *rebaseWorker) store(p []byte, off int64) error {
 func (m *rebasing) part(off, n int64) (part int64, zero bool) {
 	in := off % m.cluster
 	switch {
-	case off < m.oldEnd:
+	case off < m.oldEnd || !m.zeros:
 		return n, false
 	case in != 0:
 		return min(n, m.cluster-in), false
