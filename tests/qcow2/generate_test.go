@@ -22,6 +22,7 @@ type generator struct {
 	full      bool             // all may be
 	small     bool
 	only      bool // requests
+	verbs     bool // more of what is done to the whole image
 }
 
 // Generate makes the list of a seed.
@@ -38,6 +39,7 @@ func generate(seed uint64, small, requests bool) *List {
 	g.small, g.only = small, requests
 	g.options()
 	g.size, g.backed = g.l.Image.Size, len(g.l.Backing) > 0
+	g.verbs = g.chance(25)
 	for range 5 + g.IntN(40) {
 		g.op()
 	}
@@ -118,7 +120,11 @@ func (g *generator) base() Base {
 
 // op adds one operation, or a few that belong together.
 func (g *generator) op() {
-	switch k := g.IntN(100); {
+	k := g.IntN(100)
+	if g.verbs && g.chance(50) {
+		k = 74 + g.IntN(26)
+	}
+	switch {
 	case k < 45:
 		g.requests()
 	case k < 52:
