@@ -35,7 +35,7 @@ var diskKeys = []diskKey{
 	{"l2-cache-size", "", "SIZE", "for qcow2: memory for tables of places; 1M covers 8 GiB of a disk of 64 KiB clusters, 4 GiB with extended entries (default: enough for the whole disk, at most 32M)", setBytes(func(d *daemon.DiskConfig) *int64 { return &d.L2CacheSize })},
 	{"refcount-cache-size", "", "SIZE", "for qcow2: memory for reference counts; 1M covers 32 GiB of a file of 64 KiB clusters (default: a quarter of l2-cache-size)", setBytes(func(d *daemon.DiskConfig) *int64 { return &d.RefcountCacheSize })},
 	{"size", "", "SIZE", "size of a null or mem disk; for a file, how much of it is the disk", setBytes(func(d *daemon.DiskConfig) *int64 { return &d.Size })},
-	{"offset", "", "SIZE", "where in the file the disk begins", setBytes(func(d *daemon.DiskConfig) *int64 { return &d.Offset })},
+	{"offset", "", "SIZE", "where in the file, or in the disk of an image, the disk begins", setBytes(func(d *daemon.DiskConfig) *int64 { return &d.Offset })},
 	{"readonly", "on", "on|off", "offer the disk read-only and open its file read-only", setSwitch(func(d *daemon.DiskConfig) *bool { return &d.ReadOnly })},
 	{"engine", "", "auto|io_uring|linux-aio|threads", "how requests reach the kernel; auto asks the file", setEngine},
 	{"cache", "", "none|writeback|writethrough|unsafe", "none is O_DIRECT, the default where the file allows it; writethrough completes a write when it is durable; unsafe ignores flushes", setCache},
