@@ -67,7 +67,7 @@ func (h *Handle) Node() Node { return h.node }
 func (h *Handle) Info() Info {
 	i := h.info
 	i.Engine = h.node.Info().Engine // known when the first queue has been opened
-	i.Align, i.MemAlign, i.MaxTransfer, i.MaxSegments, i.MaxDiscard, i.MaxWriteZeroes = 1, 1, 0, 0, 0, 0
+	i.Align, i.MemAlign, i.MaxTransfer, i.MaxSegments, i.MaxDiscard, i.MaxWriteZeroes, i.SpaceAlign = 1, 1, 0, 0, 0, 0, 0
 	i.ReadOnly = i.ReadOnly || h.o.ReadOnly
 	if h.o.LogicalBlockSize != 0 {
 		i.LogicalBlock = h.o.LogicalBlockSize

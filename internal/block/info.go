@@ -45,6 +45,7 @@ type Info struct {
 	MaxDiscard     int64
 	MaxWriteZeroes int64
 	DiscardAlign   int64 // granularity below which a discard frees nothing
+	SpaceAlign     int64 // granularity of WriteZeroes and Discard where it is coarser than Align; 0 where not, and for a handle
 
 	Flush, FUA, Discard, WriteZeroes Capability
 

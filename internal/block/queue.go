@@ -20,6 +20,7 @@ type HandleQueue struct {
 	// What Submit asks each time, taken from Info once.
 	size        int64
 	alignMask   uint64
+	spaceMask   int64 // the same for what is done without data
 	memMask     uint64
 	segMask     uint64 // of the lengths of segments
 	maxTransfer int64
@@ -49,6 +50,7 @@ func (q *HandleQueue) init() error {
 	i := &q.h.info
 	q.size = i.Size
 	q.alignMask, q.memMask = uint64(i.Align)-1, uint64(i.MemAlign)-1
+	q.spaceMask = max(int64(q.alignMask), i.SpaceAlign-1)
 	// With whole lengths of the larger one, a request can be cut anywhere that a segment or a limit ends.
 	q.segMask = max(q.alignMask, q.memMask)
 	q.maxTransfer = max(limit(i.MaxTransfer)&^int64(q.segMask), int64(q.segMask)+1)

@@ -93,7 +93,7 @@ func (s *stepper) begin(r *Request) {
 
 // trim leaves of a discard what covers whole blocks. The rest keeps its contents, as a discard may.
 func (s *stepper) trim() {
-	mask := int64(s.q.alignMask)
+	mask := s.q.spaceMask
 	end := (s.offset + s.length) &^ mask
 	s.offset = (s.offset + mask) &^ mask
 	s.length = max(end-s.offset, 0)

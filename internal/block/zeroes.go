@@ -9,7 +9,7 @@ import (
 )
 
 // zeroes begins a step of a write of zeroes: a part of a block by reading it and writing it back; whole blocks by the
-// node when it can, else by writing zeros.
+// node when it can, else by writing zeros. The node's blocks may be larger for zeroes than they are for data.
 func (s *stepper) zeroes() {
 	at, rest, mask := s.offset+s.done, s.length-s.done, int64(s.q.alignMask)
 	if at&mask != 0 || rest <= mask {
@@ -19,15 +19,19 @@ func (s *stepper) zeroes() {
 	rest &^= mask
 	unmap := s.flags&FlagUnmap != 0 && !s.q.h.noUnmap.Load()
 	if s.q.h.info.WriteZeroes != None && (unmap || !s.q.h.noZeroes.Load()) {
-		s.native(rest, s.q.h.info.MaxWriteZeroes)
-		return
+		if edge := -at & s.q.spaceMask; edge != 0 {
+			rest = min(rest, edge)
+		} else if rest > s.q.spaceMask {
+			s.native(rest&^s.q.spaceMask, s.q.h.info.MaxWriteZeroes)
+			return
+		}
 	}
 	s.writeZeros(at, rest)
 }
 
 // native has the node do up to rest bytes by itself. Steps are whole blocks.
 func (s *stepper) native(rest, most int64) {
-	s.n = min(rest, max(limit(most)&^int64(s.q.alignMask), int64(s.q.alignMask)+1))
+	s.n = min(rest, max(limit(most)&^s.q.spaceMask, s.q.spaceMask+1))
 	flags := s.flags
 	if s.q.h.noUnmap.Load() {
 		flags &^= FlagUnmap

@@ -174,6 +174,7 @@ func bareNode(t *testing.T, s Subject) {
 			t.Fatal(err)
 		}
 	}
+	unit = max(unit, int(i.SpaceAlign))
 	if i.WriteZeroes == block.Native {
 		for _, f := range []block.Flags{0, block.FlagUnmap, block.FlagFUA} {
 			if f == block.FlagFUA && i.FUA != block.Native {

@@ -148,6 +148,8 @@ func (s *Spec) backing(name, format string) (Spec, error) {
 		format = at.format // the name is what is opened, and knows best
 	}
 	switch {
+	case format == FormatProbe: // ours to say, not the image's
+		return Spec{}, fmt.Errorf("unknown format %q: %w", format, syscall.EINVAL)
 	case format == DriverFile, format == "host_device":
 		format = FormatRaw
 	case format == "" && s.ProbeBacking:

@@ -377,6 +377,7 @@ func TestChainsThatAreRefused(t *testing.T) {
 	img(t, dir, "rebase", "-q", "-u", "-f", "qcow2", "-b", "base.raw", "-F", "raw", "plain.qcow2")
 	img(t, dir, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", "overlay.qcow2")
 	dropFormat(t, at("overlay.qcow2"))
+	img(t, dir, "create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", `json:{"driver":"probe","file.filename":"base.raw"}`, "asks.qcow2", "1M")
 	onlyOverlay := func(path string, _ bool) (string, error) {
 		if path == at("plain.qcow2") {
 			return path, nil
@@ -395,6 +396,7 @@ func TestChainsThatAreRefused(t *testing.T) {
 		{"missing", graph.Spec{Path: at("missing.qcow2")}, graph.AnyPath, syscall.ENOENT, "none.raw"},
 		{"gate", graph.Spec{Path: at("plain.qcow2")}, onlyOverlay, syscall.EPERM, "base.raw"},
 		{"no format", graph.Spec{Path: at("overlay.qcow2")}, graph.AnyPath, syscall.EINVAL, "backing=probe"},
+		{"an image that wants a guess", graph.Spec{Path: at("asks.qcow2")}, graph.AnyPath, syscall.EINVAL, `unknown format "probe"`},
 		{"no qcow2", graph.Spec{Path: at("base.raw")}, graph.AnyPath, syscall.EINVAL, "not a qcow2 image"},
 		{"writable snapshot", graph.Spec{Path: at("plain.qcow2"), Snapshot: "x"}, graph.AnyPath, syscall.EINVAL, "readonly"},
 		{"no snapshot", graph.Spec{Path: at("plain.qcow2"), Snapshot: "x", ReadOnly: true}, graph.AnyPath, syscall.ENOENT, "x"},

@@ -79,6 +79,10 @@ func (i *Image) recognised() error {
 	if err == nil {
 		err = h.Supported()
 	}
+	if err == nil && h.HasDataFile() && h.DataFile() == "" && i.DataFile == "" {
+		// Rather a bit that was damaged than a data file without a name: a repair would take all guest data for leaks.
+		return Wordedf("'data-file' is required for this image")
+	}
 	return qcow2Error(err)
 }
 

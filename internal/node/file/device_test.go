@@ -92,11 +92,13 @@ func TestDeviceThatIsWriteProtected(t *testing.T) {
 // Devices of coarse blocks take what guests of 512 byte sectors send.
 func TestDeviceConforms(t *testing.T) {
 	for _, kind := range kinds {
-		t.Run(kind.String(), func(t *testing.T) {
-			blocktest.Conform(t, blocktest.Subject{Loop: loopFor(kind), Open: func(t *testing.T, size int64) block.Node {
-				return mustOpen(t, file.Options{Path: loopDevice(t, size), Engine: kind, Cache: block.CacheNone})
-			}})
-		})
+		for _, cache := range []block.CacheMode{block.CacheNone, block.CacheWriteback} {
+			t.Run(kind.String()+"/"+cache.String(), func(t *testing.T) {
+				blocktest.Conform(t, blocktest.Subject{Loop: loopFor(kind), Open: func(t *testing.T, size int64) block.Node {
+					return mustOpen(t, file.Options{Path: loopDevice(t, size), Engine: kind, Cache: cache})
+				}})
+			})
+		}
 	}
 }
 

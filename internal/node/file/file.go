@@ -172,6 +172,9 @@ func (n *Node) describe(f *opened) block.Info {
 	if n.o.ReadOnly {
 		i.WriteZeroes = block.None
 	}
+	if f.isBlock {
+		i.SpaceAlign = int64(f.logical) // also where the page cache takes data of any alignment
+	}
 	if n.o.Growable && !f.isBlock {
 		i.Size = block.Unbounded
 	}

@@ -20,8 +20,8 @@ import (
 func TestPowerFails(t *testing.T) {
 	crashes := 8
 	switch {
-	case testing.Short():
-		crashes = 4
+	case testing.Short() || raced:
+		crashes = 3
 	case os.Getenv("SLUICE_SOAK") != "":
 		crashes = 500
 	}

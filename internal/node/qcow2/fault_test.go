@@ -35,7 +35,7 @@ func TestEachFailureOfTheFile(t *testing.T) {
 			l := blocktest.Loop(t, nil)
 			step := 3
 			switch {
-			case testing.Short():
+			case testing.Short() || raced:
 				step = 11
 			case os.Getenv("SLUICE_SOAK") != "":
 				step = 1

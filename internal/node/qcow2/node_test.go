@@ -17,7 +17,10 @@ import (
 )
 
 func TestConformanceInMemory(t *testing.T) {
-	for _, g := range geometries {
+	for i, g := range geometries {
+		if raced && i%3 != 0 {
+			continue
+		}
 		t.Run(g.name, func(t *testing.T) {
 			blocktest.Conform(t, blocktest.Subject{Open: func(t *testing.T, size int64) block.Node {
 				return open(t, inMemory(t, newImage(t, g.o, size), mem.Options{}), nil)

@@ -179,7 +179,7 @@ func seedOf(t *testing.T) uint64 {
 // Many requests at the same time in few clusters, with caches that hold next to nothing.
 func TestManyRequestsInFewClusters(t *testing.T) {
 	rounds := 60
-	if testing.Short() {
+	if testing.Short() || raced {
 		rounds = 15
 	}
 	for _, g := range geometries {

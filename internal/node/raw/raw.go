@@ -57,6 +57,9 @@ func New(below block.Node, o *Options) (*Node, error) {
 func (n *Node) Info() block.Info {
 	i := n.below.Info()
 	i.Size = n.size
+	if i.SpaceAlign != 0 && n.offset%i.SpaceAlign != 0 {
+		i.WriteZeroes, i.Discard, i.SpaceAlign = block.None, block.None, 0 // the window's blocks are not the device's
+	}
 	return i
 }
 
